@@ -1,14 +1,14 @@
 //! `flow` with failpoints that are set by environment variables, for end-to-end tests that kill it at a given point.
 //!
 //! - `FLOW_KILL_AT=name[:n]` kills the process when it passes a point of the store, in a folder or in object storage, or of a
-//!   decision (`flow_runtime::failpoints`) for the n-th time.
+//!   decision (`flow_base::failpoints`) for the n-th time.
 //! - `FLOW_STAND_IN_NCCL=1` has ranks on the CPU exchange by a stand-in for NCCL.
 //! - `FLOW_HANG_AT=rank:step` makes that rank hang before that optimizer step, like one whose device does not respond.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use flow_runtime::failpoints;
+use flow_base::failpoints;
 
 #[path = "../runtime/tests/failpoints/mod.rs"]
 mod hooks;

@@ -13,11 +13,8 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float64Array, RecordBatch};
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef};
-use flow_runtime::registry::kind;
-use flow_runtime::{
-    Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, ROW,
-    RejectClass, Shape, StageError,
-};
+use flow_kind::registry::kind;
+use flow_kind::{Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, ROW, RejectClass, Shape, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -142,7 +139,7 @@ impl Operator for SpeedBody {
 mod tests {
     use arrow::array::{StringArray, UInt32Array};
     use flow_runtime::harness::Harness;
-    use flow_runtime::registry::Registry;
+    use flow_kind::registry::Registry;
 
     use super::*;
 

@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::io;
 use std::sync::Arc;
 
-use flow_runtime::StageError;
-use flow_runtime::escape::escape_lines;
-use flow_runtime::processes::JoinError;
+use flow_kind::StageError;
+use flow_base::escape::escape_lines;
+use flow_processes::JoinError;
 use flow_runtime::run::RunError;
-use flow_runtime::spec::{Checked, Diagnostic, Diagnostics, Style};
-use flow_runtime::store::StoreError;
+use flow_spec::{Checked, Diagnostic, Diagnostics, Style};
+use flow_store::StoreError;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

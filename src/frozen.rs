@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use flow_runtime::Role;
-use flow_runtime::spec::yaml::{self, Value};
+use flow_kind::Role;
+use flow_spec::yaml::{self, Value};
 
 use crate::commands::graph::Node;
 

@@ -1,6 +1,6 @@
 //! The stage kinds of this binary, in one list.
 
-use flow_runtime::registry::{AnyKind, kind};
+use flow_kind::registry::{AnyKind, kind};
 
 /// The column that names a segment of speech, in the rows of all kinds: rejects have it, and `flow lineage` finds rows by it.
 pub const ID_COLUMN: &str = "segment_id";
@@ -18,10 +18,10 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
         kind::<flow_manifest::split::Split>(),
         kind::<flow_manifest::disjoint::Disjoint>(),
         kind::<flow_manifest::write::Write>(),
-        kind::<flow_audio::Probe>(),
-        kind::<flow_audio::Extract>(),
-        kind::<flow_audio::DeleteTars>(),
-        kind::<flow_audio::WebDataset>(),
+        kind::<flow_shards::Probe>(),
+        kind::<flow_shards::Extract>(),
+        kind::<flow_shards::DeleteTars>(),
+        kind::<flow_shards::WebDataset>(),
         kind::<flow_synthesis::Synthesize>(),
         kind::<flow_training::audio_quality::AudioQuality>(),
         kind::<flow_sampling::Plan>(),
@@ -48,8 +48,8 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
 
 #[cfg(test)]
 mod tests {
-    use flow_runtime::registry::Registry;
-    use flow_runtime::spec::yaml::parse_text;
+    use flow_kind::registry::Registry;
+    use flow_spec::yaml::parse_text;
 
     #[test]
     fn all_kinds_are_documented_and_refuse_unknown_settings() {

@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use flow_runtime::open_regular_file;
-use flow_runtime::processes::Address;
+use flow_kind::open_regular_file;
+use flow_processes::Address;
 
 use crate::arguments::{Launcher, ProcessArguments};
 use crate::failure::Failure;

@@ -5,7 +5,7 @@
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
 //!     let mut kinds = flow::kinds::all();
-//!     // kinds.push(flow_runtime::registry::kind::<MyKind>());
+//!     // kinds.push(flow_kind::registry::kind::<MyKind>());
 //!     flow::main(kinds)
 //! }
 //! ```
@@ -35,7 +35,7 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use flow_runtime::registry::{AnyKind, Registry};
+use flow_kind::registry::{AnyKind, Registry};
 
 #[cfg(feature = "service")]
 use arguments::JobsCommand;

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_evaluation::document::document;
 use flow_evaluation::page::STYLE;
-use flow_runtime::event::{Event, Events, StageOutcome};
-use flow_runtime::reject::ReasonCount;
-use flow_runtime::spec::SwitchedOff;
-use flow_runtime::store::{Store, StoreError, path_in_set, write_atomically};
+use flow_base::event::{Event, Events, StageOutcome};
+use flow_base::reject::ReasonCount;
+use flow_spec::SwitchedOff;
+use flow_store::{Store, StoreError, path_in_set, write_atomically};
 use flow_storage::{Location, Storage};
 use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
@@ -355,7 +355,7 @@ fn reported_table(table: &Value) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flow_runtime::RejectClass;
+    use flow_kind::RejectClass;
 
     #[test]
     fn the_page_shows_stages_rejects_tables_and_the_pages_of_stages() {

@@ -1,8 +1,8 @@
 //! The progress of a run's stages, from its events: for `flow status`, the report, and the commands at a run's end.
 
-use flow_runtime::event::{Event, StageFailure, StageOutcome};
-use flow_runtime::reject::ReasonCount;
-use flow_runtime::store::add_up;
+use flow_base::event::{Event, StageFailure, StageOutcome};
+use flow_base::reject::ReasonCount;
+use flow_store::add_up;
 
 use crate::screen::figures;
 
@@ -173,7 +173,7 @@ impl RunProgress {
 
 #[cfg(test)]
 mod tests {
-    use flow_runtime::RejectClass;
+    use flow_kind::RejectClass;
 
     use super::*;
 

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use flow_runtime::open_regular_file;
-use flow_runtime::processes::SharedSecret;
+use flow_kind::open_regular_file;
+use flow_processes::SharedSecret;
 
 use crate::failure::Failure;
 

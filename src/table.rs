@@ -1,6 +1,6 @@
 //! Columns of text.
 
-use flow_runtime::escape::escape_line;
+use flow_base::escape::escape_line;
 
 /// Lines of a table with a head. Columns of numbers (and `-` or `?` for none) are right-aligned, others left-aligned,
 /// two spaces apart, without trailing spaces. Line breaks in a cell are escaped.

@@ -7,11 +7,8 @@ use std::sync::Arc;
 use arrow::array::{AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use clap::Parser;
-use flow_runtime::registry::{AnyKind, kind};
-use flow_runtime::{
-    Body, Conservation, Context, Export, ExportSet, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError,
-};
+use flow_kind::registry::{AnyKind, kind};
+use flow_kind::{Body, Conservation, Context, Export, ExportSet, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError};
 use tempfile::TempDir;
 
 use crate::arguments::Arguments;
@@ -232,13 +229,13 @@ impl Workplace {
         match self.flow(line) {
             (Ok(Exit::Done), out) => out,
             (Ok(exit), _) => panic!("{line}: {exit:?}"),
-            (Err(failure), _) => panic!("{line}: {}", failure.render(flow_runtime::spec::Style::Plain)),
+            (Err(failure), _) => panic!("{line}: {}", failure.render(flow_spec::Style::Plain)),
         }
     }
 
     fn failure(&self, line: &str) -> (Exit, String) {
         match self.flow(line).0 {
-            Err(failure) => (failure.exit(), failure.render(flow_runtime::spec::Style::Plain)),
+            Err(failure) => (failure.exit(), failure.render(flow_spec::Style::Plain)),
             Ok(exit) => panic!("{line}: {exit:?}"),
         }
     }

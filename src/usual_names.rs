@@ -1,6 +1,6 @@
 //! Names of parameters in NeMo and Hugging Face, and the parameters of the bundled pipelines that correspond to them.
 
-use flow_runtime::spec::UsualNames;
+use flow_spec::UsualNames;
 
 const ADAPTERS: &str =
     "`lora` is a map such as {rank: 16, alpha: 32, targets: [linear_q, linear_v]} (docs/training.md)";
@@ -119,8 +119,8 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    use flow_runtime::registry::Registry;
-    use flow_runtime::spec::{self, Overrides};
+    use flow_kind::registry::Registry;
+    use flow_spec::Overrides;
 
     use super::*;
 
@@ -131,7 +131,7 @@ mod tests {
         let mut known = BTreeSet::new();
         for name in ["finetune", "new_language", "pretrain_small", "evaluate"] {
             let path = folder.join(name).with_extension("yaml");
-            let pipeline = spec::load(&path, &Overrides::default(), &registry)
+            let pipeline = flow_spec::load(&path, &Overrides::default(), &registry)
                 .map_err(|found| found.to_string())
                 .unwrap();
             let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_string();
@@ -180,7 +180,7 @@ mod tests {
                 usual_names: USUAL_NAMES,
                 ..Overrides::default()
             };
-            let said = spec::load(&folder.join(pipeline).with_extension("yaml"), &overrides, &registry)
+            let said = flow_spec::load(&folder.join(pipeline).with_extension("yaml"), &overrides, &registry)
                 .map(drop)
                 .unwrap_err()
                 .to_string();
@@ -216,7 +216,7 @@ mod tests {
                 usual_names: USUAL_NAMES,
                 ..Overrides::default()
             };
-            let said = spec::load(&path, &overrides, &registry)
+            let said = flow_spec::load(&path, &overrides, &registry)
                 .map(drop)
                 .unwrap_err()
                 .to_string();

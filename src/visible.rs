@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use flow_runtime::escape::escape_lines;
+use flow_base::escape::escape_lines;
 
 /// Writes text with control characters escaped; line ends and tabs stay.
 pub struct Visible<'a>(pub &'a mut dyn Write);

@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flow_runtime::event::Events;
-use flow_runtime::plan::Options;
-use flow_runtime::registry::Registry;
+use flow_base::event::Events;
+use flow_runtime::Options;
+use flow_kind::registry::Registry;
 use flow_runtime::run::{plan, run};
-use flow_runtime::spec::{Checked, Overrides, check, load};
+use flow_spec::{Checked, Overrides, check, load};
 
 const PIPELINE: &str = r#"
 flow: 1

@@ -17,12 +17,13 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use flow_runtime::event::{Event, Events};
-use flow_runtime::plan::{Action, Options, Plan};
-use flow_runtime::registry::Registry;
+use flow_base::event::{Event, Events};
+use flow_plan::{Action, Plan};
+use flow_runtime::Options;
+use flow_kind::registry::Registry;
 use flow_runtime::run::{plan, run};
-use flow_runtime::spec::{Checked, Overrides, check, load};
-use flow_runtime::store::{Access, Store};
+use flow_spec::{Checked, Overrides, check, load};
+use flow_store::{Access, Store};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 

@@ -18,24 +18,25 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use arrow::datatypes::SchemaRef;
 
-use crate::context::{Cancel, Context, ProcessShare, StopAsked, Waker};
 use crate::dataflow::partition_output::{PartitionOutput, drain};
 use crate::dataflow::port_buffer::PortBuffer;
 use crate::dataflow::work::apply;
-use crate::decision::stored::Decisions;
-use crate::decision::{self, Decision, Ended, Resources, decide_generations};
-use crate::digest::Digest;
-use crate::error::StageError;
-use crate::event::{Event, Events};
-use crate::inputs::{self, InputPort, Inputs, Offered, Reads};
-use crate::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
-use crate::out::Out;
-use crate::partition::Partition;
-use crate::processes::{Address, Join, Processes, join};
-use crate::reject::{ID_COLUMN, Reject};
-use crate::row_number::ROW;
-use crate::row_order::in_row_order;
-use crate::store::{Artifact, ExportSet, RejectSet};
+use flow_base::digest::Digest;
+use flow_base::error::StageError;
+use flow_base::event::{Event, Events};
+use flow_base::partition::Partition;
+use flow_base::reject::{ID_COLUMN, Reject};
+use flow_base::row_number::ROW;
+use flow_decide::stored::Decisions;
+use flow_decide::{Ended, Resources, decide_generations};
+use flow_kind::context::{Cancel, Context, ProcessShare, StopAsked, Waker};
+use flow_kind::decision::Decision;
+use flow_kind::inputs::{self, InputPort, Inputs, Offered, Reads};
+use flow_kind::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
+use flow_kind::out::Out;
+use flow_processes::{Address, Join, Processes, join};
+use flow_store::row_order::in_row_order;
+use flow_store::{Artifact, ExportSet, RejectSet};
 
 /// Simulates several processes of a run by threads of this one, connected over the loopback network. In their order;
 /// the first is process 0.
@@ -126,9 +127,9 @@ impl<K: Kind> Harness<K> {
 
     /// Settings as a pipeline gives them.
     pub fn from_yaml(with: &str) -> Result<Self, StageError> {
-        let wrong = |error: crate::spec::yaml::TypedError| StageError::setting(error.steps.to_string(), &error.message);
-        let value = crate::spec::yaml::parse_text(with).map_err(|error| StageError::setting("", error))?;
-        Ok(Harness::new(crate::spec::yaml::typed(&value).map_err(wrong)?))
+        let wrong = |error: flow_spec::yaml::TypedError| StageError::setting(error.steps.to_string(), &error.message);
+        let value = flow_spec::yaml::parse_text(with).map_err(|error| StageError::setting("", error))?;
+        Ok(Harness::new(flow_spec::yaml::typed(&value).map_err(wrong)?))
     }
 
     /// Gives an input under the name that `from: {name: ...}` would use.
@@ -186,7 +187,7 @@ impl<K: Kind> Harness<K> {
         self
     }
 
-    /// The column that names rows, as [`crate::registry::Registry::with_id_column`] says it; `id` if nothing is said.
+    /// The column that names rows, as [`flow_kind::registry::Registry::with_id_column`] says it; `id` if nothing is said.
     pub fn id_column(mut self, id_column: &'static str) -> Self {
         self.id_column = id_column;
         self
@@ -325,7 +326,7 @@ impl<K: Kind> Harness<K> {
         let mut set = ExportSet::begin(
             &body.folder(),
             &body.manifest(),
-            crate::Digest::of(b"harness"),
+            flow_base::digest::Digest::of(b"harness"),
             "harness",
             &self.scratch,
         )?;
@@ -479,7 +480,7 @@ impl Run {
     fn log(&mut self, inputs: &[Fed], mut body: Box<dyn Log>) -> Result<(), StageError> {
         if let LogPosition::At { .. } = body.position()? {
             // A log counts steps, not rows.
-            self.shape.conservation = crate::Conservation::NewRows;
+            self.shape.conservation = flow_kind::Conservation::NewRows;
             self.operator(inputs, body.as_mut())?;
             body.complete()?;
         }
@@ -632,7 +633,7 @@ pub fn decide(decision: &Decision, keys: &Artifact, memory: u64, scratch: &Path)
         scratch: scratch.to_path_buf(),
         stop: Box::new(|| None),
     };
-    match decision::decide(decision, keys, &resources) {
+    match flow_decide::decide(decision, keys, &resources) {
         Ok(decided) => Ok((decided.decisions, decided.classes)),
         Err(Ended::Stage(error)) => Err(error),
         Err(Ended::Signal(signal)) => Err(StageError::failed(format!("signal {signal}"))),

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::decision::StandingDecisions;
-use crate::processes::Processes;
+use flow_decide::StandingDecisions;
+use flow_plan::select::Selection;
+use flow_processes::Processes;
 
 /// Options of a plan or a run.
 #[derive(Clone, Debug)]
@@ -18,17 +19,8 @@ pub struct Options {
     pub workers: Option<usize>,
     /// The whole thread budget that workers share; none: one per core.
     pub threads: Option<usize>,
-    /// Run this stage and all that follow it.
-    pub from: Option<String>,
-    /// Run this stage and all that it needs.
-    pub until: Option<String>,
-    /// Run only these stages, on existing artifacts.
-    pub only: Vec<String>,
-    /// Run these stages even where a record exists; `all` for every stage.
-    pub force: Vec<String>,
-    /// Work only on these partitions of the sources: names, or patterns of names (see [`crate::glob`]). Empty for all.
-    /// Stages that need all partitions are left out. Not together with `from` or `only`.
-    pub partitions: Vec<String>,
+    /// What to run; all by default.
+    pub selection: Selection,
     /// Continue after a failure with everything that does not depend on it (see [`crate::run::run`]).
     pub keep_going: bool,
     /// Allow exports to replace sets by ones with far fewer rows.
@@ -60,11 +52,7 @@ impl Options {
             note: None,
             workers: None,
             threads: None,
-            from: None,
-            until: None,
-            only: Vec::new(),
-            force: Vec::new(),
-            partitions: Vec::new(),
+            selection: Selection::default(),
             keep_going: false,
             allow_shrink: false,
             signals: false,

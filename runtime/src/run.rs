@@ -24,17 +24,18 @@ use std::time::Instant;
 use flow_storage::Storage;
 
 use crate::dataflow::job::Signals;
-use crate::error::StageError;
-use crate::event::{EVENT_VERSION, Event, Events, StageFailure, StageOutcome};
-use crate::partition::Partition;
-use crate::plan::{Options, Plan, StagePlan};
+use crate::options::Options;
 pub use crate::planner::listing::Listing;
 use crate::planner::state::PlanState;
-use crate::processes::{Loss, SignalFlags};
-pub use crate::run_error::{LeftOut, RunError};
-use crate::spec::Checked;
-use crate::store::{Access, SnapshotWriter, Store, run_name};
 use counts::RunCounts;
+use flow_base::error::StageError;
+use flow_base::event::{EVENT_VERSION, Event, Events, StageFailure, StageOutcome};
+use flow_base::partition::Partition;
+pub use flow_plan::run_error::{LeftOut, RunError};
+use flow_plan::{Plan, StagePlan};
+use flow_processes::{Loss, SignalFlags};
+use flow_spec::Checked;
+use flow_store::{Access, SnapshotWriter, Store, run_name};
 pub use follow::follow;
 pub use signals::is_ignored;
 use spread::Spread;
@@ -304,7 +305,7 @@ fn finished(outcome: &str, seconds: f64, run_counts: &RunCounts) -> Event {
     }
 }
 
-/// Calls [`Kind::ready`](crate::Kind::ready) of all stages that will run, so that a run which cannot finish is refused
+/// Calls [`Kind::ready`](flow_kind::Kind::ready) of all stages that will run, so that a run which cannot finish is refused
 /// at its start.
 fn ready(state: &PlanState, plan: &Plan) -> Result<(), RunError> {
     for (node, described) in state.graph.nodes.iter().enumerate() {

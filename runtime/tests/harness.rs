@@ -3,7 +3,7 @@
 mod toys;
 
 use flow_runtime::harness::Harness;
-use flow_runtime::{Partition, Reject, RejectClass};
+use flow_kind::{Partition, Reject, RejectClass};
 use toys::{Count, Dedup, Double, Join, Steps, Train, Write_, rows, rows_schema};
 
 #[test]
@@ -62,7 +62,7 @@ fn a_wrong_setting_is_named() {
         panic!("accepted")
     };
     assert!(
-        matches!(&error, flow_runtime::StageError::Setting { path, .. } if path == "by"),
+        matches!(&error, flow_kind::StageError::Setting { path, .. } if path == "by"),
         "{error:?}"
     );
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use flow_runtime::pipeline_test::{TestOutcome, prepare};
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::{Diagnostics, Overrides, Style, load, load_tests};
+use flow_kind::registry::Registry;
+use flow_spec::{Diagnostics, Overrides, Style, load, load_tests};
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flow_audio::language_tag::usual_language;
+use flow_text::language_tag::usual_language;
 
 #[derive(Debug, Subcommand)]
 pub enum EvaluateCommand {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command};
-use flow_runtime::{NO_URL_HELP, no_url, url_scheme};
+use flow_kind::{NO_URL_HELP, no_url, url_scheme};
 use flow_storage::{Location, Scheme, is_url};
 
 /// Commands whose state directory is a folder of this machine. That of the others may be a bucket.

@@ -8,10 +8,10 @@ use std::io::Write;
 use std::path::Path;
 
 use flow_hub::HubReference;
-use flow_runtime::StageError;
-use flow_runtime::plan::Options;
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::{Checked, CheckedStage, Diagnostic};
+use flow_kind::StageError;
+use flow_runtime::Options;
+use flow_kind::registry::Registry;
+use flow_spec::{Checked, CheckedStage, Diagnostic};
 use flow_storage::Location;
 
 use super::checked;

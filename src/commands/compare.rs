@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use flow_runtime::event::Event;
+use flow_base::event::Event;
 use serde_json::Value;
 
 use super::past_run::{PastRun, opened_store};

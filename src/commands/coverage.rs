@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use flow_runtime::escape::escape_line;
+use flow_base::escape::escape_line;
 use flow_transcription::coverage::Hole;
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use flow_runtime::registry::Registry;
+use flow_kind::registry::Registry;
 use flow_speakers::stages::Format;
 use flow_transcription::channels::ChannelUse;
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use flow_runtime::store::{Access, Store};
+use flow_store::{Access, Store};
 
 use crate::arguments::GcArguments;
 use crate::failure::{Exit, Failure};

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 
-use flow_runtime::Role;
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::Checked;
+use flow_kind::Role;
+use flow_kind::registry::Registry;
+use flow_spec::Checked;
 
 use super::checked;
 use crate::arguments::{GraphArguments, GraphFormat};

@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use flow_runtime::open_regular_file;
-use flow_runtime::store::write_atomically;
+use flow_kind::open_regular_file;
+use flow_store::write_atomically;
 use serde_json::Value;
 use ureq::Agent;
 

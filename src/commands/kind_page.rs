@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use flow_runtime::registry::AnyKind;
-use flow_runtime::{ColumnType, InputCount, InputPort, OutputPort, Reads};
+use flow_kind::registry::AnyKind;
+use flow_kind::{ColumnType, InputCount, InputPort, OutputPort, Reads};
 use serde_json::{Map, Value};
 
 /// The page as Markdown.
@@ -244,8 +244,8 @@ fn cell(text: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use flow_runtime::registry::AnySettings;
-    use flow_runtime::spec::yaml::{TypedError, Value as Yaml};
+    use flow_kind::registry::AnySettings;
+    use flow_spec::yaml::{TypedError, Value as Yaml};
     use serde_json::json;
 
     use super::*;

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::path::Path;
 
-use flow_runtime::registry::{AnyKind, Registry};
-use flow_runtime::store::write_atomically;
+use flow_kind::registry::{AnyKind, Registry};
+use flow_store::write_atomically;
 
 use super::{kind_page, pipeline_schema};
 use crate::arguments::KindsArguments;

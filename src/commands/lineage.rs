@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flow_manifest::read::{ManifestLine, ReadSettings};
-use flow_runtime::escape::escape_line;
-use flow_runtime::plan::Plan;
-use flow_runtime::spec::{nearest, yaml};
-use flow_runtime::store::{Record, StageSnapshot};
-use flow_runtime::{Partition, Reject};
+use flow_base::escape::escape_line;
+use flow_plan::Plan;
+use flow_spec::{nearest, yaml};
+use flow_store::{Record, StageSnapshot};
+use flow_kind::{Partition, Reject};
 
 use super::past_run::PastRun;
 use super::rejects::stage_of;
@@ -519,7 +519,7 @@ mod tests {
             row: Some(1),
             id: None,
             reason: "bad_json".into(),
-            class: flow_runtime::RejectClass::Fault,
+            class: flow_kind::RejectClass::Fault,
             detail: String::new(),
             values: r#"{"line":"broken"}"#.into(),
         };

@@ -4,10 +4,10 @@
 use std::cmp::Ordering;
 use std::io::Write;
 
-use flow_runtime::Kind;
-use flow_runtime::available_memory;
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::{Checked, yaml};
+use flow_kind::Kind;
+use flow_kind::available_memory;
+use flow_kind::registry::Registry;
+use flow_spec::{Checked, yaml};
 use flow_training::init::{configuration, is_remote};
 use flow_training::memory::{
     DataAssumptions, MeasuredMemory, MemoryNeeds, TOKENS_PER_SECOND, gigabytes, largest_batch,

@@ -43,9 +43,10 @@ mod recordings;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_runtime::plan::Options;
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::{self, Checked, Overrides};
+use flow_plan::select::Selection;
+use flow_runtime::Options;
+use flow_kind::registry::Registry;
+use flow_spec::{Checked, Overrides};
 
 use crate::arguments::{PipelineArguments, SelectionArguments};
 use crate::bundle;
@@ -54,8 +55,8 @@ use crate::usual_names::USUAL_NAMES;
 
 /// Reads and checks the pipeline that the arguments name.
 fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Checked>, Failure> {
-    let pipeline = spec::load(&pipeline_file(&arguments.pipeline)?, &overrides(arguments), registry)?;
-    Ok(Arc::new(spec::check(pipeline, registry)?))
+    let pipeline = flow_spec::load(&pipeline_file(&arguments.pipeline)?, &overrides(arguments), registry)?;
+    Ok(Arc::new(flow_spec::check(pipeline, registry)?))
 }
 
 /// The inputs from arguments, besides the pipeline's file.
@@ -106,11 +107,13 @@ fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
 fn options(arguments: &SelectionArguments) -> Options {
     Options {
         workers: arguments.workers.map(usize::from),
-        from: arguments.from.clone(),
-        until: arguments.until.clone(),
-        only: arguments.only.clone(),
-        force: arguments.force.clone(),
-        partitions: arguments.partition.clone(),
+        selection: Selection {
+            from: arguments.from.clone(),
+            until: arguments.until.clone(),
+            only: arguments.only.clone(),
+            force: arguments.force.clone(),
+            partitions: arguments.partition.clone(),
+        },
         ..Options::new(&arguments.state.state)
     }
 }

@@ -8,7 +8,7 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::{AttentionContext, CausalConfig};
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
-use flow_runtime::store::remove_left;
+use flow_store::remove_left;
 
 use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{

@@ -5,12 +5,12 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use flow_runtime::escape::escape_line;
-use flow_runtime::event::{EVENT_VERSION, Event};
-use flow_runtime::plan::{PLAN_VERSION, Plan};
-use flow_runtime::spec::yaml::{self, Mapping, Value};
-use flow_runtime::spec::{self, Overrides};
-use flow_runtime::store::{Access, Record, RunSnapshots, StageSnapshot, Store};
+use flow_base::escape::escape_line;
+use flow_base::event::{EVENT_VERSION, Event};
+use flow_plan::{PLAN_VERSION, Plan};
+use flow_spec::yaml::{self, Mapping, Value};
+use flow_spec::Overrides;
+use flow_store::{Access, Record, RunSnapshots, StageSnapshot, Store};
 
 use super::pipeline_file;
 use crate::arguments::{LookArguments, StateArguments};
@@ -68,7 +68,7 @@ impl Wanted {
                 usual_names: USUAL_NAMES,
                 ..Overrides::default()
             };
-            let params = spec::load_params(&pipeline_file(path)?, &overrides)?;
+            let params = flow_spec::load_params(&pipeline_file(path)?, &overrides)?;
             let values = params.into_iter().map(|param| (Value::from(param.name), param.value));
             // Written and read as that of a run was.
             let text = yaml::to_text(&Value::Mapping(values.collect()));

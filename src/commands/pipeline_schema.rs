@@ -1,7 +1,7 @@
 //! The JSON schema of pipeline files, for editors: with the settings of every kind.
 
-use flow_runtime::registry::Registry;
-use flow_runtime::{InputCount, InputPort};
+use flow_kind::registry::Registry;
+use flow_kind::{InputCount, InputPort};
 use serde_json::{Map, Value, json};
 
 /// A reference to a parameter in place of a value.
@@ -88,7 +88,7 @@ pub fn schema(registry: &Registry) -> Value {
         "additionalProperties": false,
         "required": ["flow"],
         "properties": {
-            "flow": {"description": "The version of this format.", "const": flow_runtime::spec::FORMAT},
+            "flow": {"description": "The version of this format.", "const": flow_spec::FORMAT},
             "description": {"type": "string"},
             "params": {"description": "Parameters: values, `{default, help}`, `{required: true, help}`, `{secret: true, help}`, or groups of these.", "type": "object"},
             "include": {

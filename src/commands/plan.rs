@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use flow_runtime::escape::escape_line;
-use flow_runtime::plan::{Action, Plan, StagePlan};
-use flow_runtime::registry::Registry;
+use flow_base::escape::escape_line;
+use flow_plan::{Action, Plan, StagePlan};
+use flow_kind::registry::Registry;
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;

@@ -5,7 +5,7 @@ mod model_card;
 use std::io::Write;
 
 use flow_hub::{Hub, HubError, HubReference, NewFile, Push, RepositoryKind, files_below};
-use flow_runtime::escape::escape_line;
+use flow_base::escape::escape_line;
 
 use super::fetch::tell;
 use crate::arguments::PushArguments;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 
-use flow_runtime::Partition;
-use flow_runtime::spec::did_you_mean;
-use flow_runtime::store::{Record, RowValues, RunSnapshots, StageSnapshot};
+use flow_kind::Partition;
+use flow_spec::did_you_mean;
+use flow_store::{Record, RowValues, RunSnapshots, StageSnapshot};
 
 use super::past_run::PastRun;
 use super::rejects::stage_of;
@@ -180,7 +180,7 @@ fn printable(json: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use flow_runtime::spec::yaml::{Steps, parse_text};
+    use flow_spec::yaml::{Steps, parse_text};
 
     use super::*;
 

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 
-use flow_runtime::RejectSet;
-use flow_runtime::escape::escape_line;
-use flow_runtime::event::Event;
-use flow_runtime::plan::Plan;
-use flow_runtime::store::write_atomically_with;
+use flow_kind::RejectSet;
+use flow_base::escape::escape_line;
+use flow_base::event::Event;
+use flow_plan::Plan;
+use flow_store::write_atomically_with;
 
 use super::past_run::PastRun;
 use crate::arguments::RejectsArguments;
@@ -22,7 +22,7 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
     if let Some(stage) = &arguments.stage
         && !stages.contains(&stage.as_str())
     {
-        let help = flow_runtime::spec::did_you_mean(stage, stages.iter().copied(), "stages");
+        let help = flow_spec::did_you_mean(stage, stages.iter().copied(), "stages");
         return Err(Failure::usage(format!("run {} has no stage `{stage}`", run.id), help));
     }
     let set = of_run(&run, &plan, arguments.stage.as_deref())?;
@@ -41,7 +41,7 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
                 .map_or(String::new(), |stage| format!(" of stage `{stage}`"));
             return Err(Failure::usage(
                 format!("run {} has no rejects{of} with the reason `{reason}`", run.id),
-                flow_runtime::spec::did_you_mean(reason, known, "reasons"),
+                flow_spec::did_you_mean(reason, known, "reasons"),
             ));
         }
     }
@@ -215,7 +215,7 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flow_runtime::{Partition, Reject, RejectClass};
+    use flow_kind::{Partition, Reject, RejectClass};
 
     #[test]
     fn hostile_texts_stay_on_their_line() {

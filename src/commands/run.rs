@@ -7,12 +7,13 @@ use std::thread;
 use std::time::Duration;
 
 use arrow::datatypes::Field;
-use flow_runtime::event::{Event, Events};
-use flow_runtime::processes::{End, Join, JoinMessage, Processes, join};
-use flow_runtime::registry::Registry;
+use flow_base::event::{Event, Events};
+use flow_processes::{End, Join, JoinMessage, Processes, join};
+use flow_kind::registry::Registry;
 use flow_runtime::run::RunError;
-use flow_runtime::spec::Checked;
-use flow_runtime::{Digest, StandingDecisions};
+use flow_spec::Checked;
+use flow_kind::{Digest};
+use flow_runtime::{StandingDecisions};
 use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};

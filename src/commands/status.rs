@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use flow_runtime::escape::escape_line;
-use flow_runtime::event::{Event, StageFailure};
-use flow_runtime::store::Store;
+use flow_base::escape::escape_line;
+use flow_base::event::{Event, StageFailure};
+use flow_store::Store;
 
 use super::past_run::PastRun;
 use crate::arguments::LookArguments;

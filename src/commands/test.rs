@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use flow_runtime::pipeline_test::{PreparedTest, TestOutcome, prepare};
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::{self, Diagnostics, TestCase};
+use flow_kind::registry::Registry;
+use flow_spec::{Diagnostics, TestCase};
 
 use super::{overrides, pipeline_file, record};
 use crate::arguments::TestArguments;
@@ -16,7 +16,7 @@ pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write)
         return record::record(arguments, out);
     }
     let path = pipeline_file(&arguments.pipeline.pipeline)?;
-    let tests = spec::load_tests(&path, registry)?;
+    let tests = flow_spec::load_tests(&path, registry)?;
     let chosen = choose(arguments, &tests)?;
     if chosen.is_empty() {
         writeln!(out, "{}: no tests", path.display())?;
@@ -56,7 +56,7 @@ pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write)
 fn choose<'t>(arguments: &TestArguments, tests: &'t [TestCase]) -> Result<Vec<&'t TestCase>, Failure> {
     for name in &arguments.only {
         if !tests.iter().any(|test| test.name == *name) {
-            let help = spec::did_you_mean(name, tests.iter().map(|test| test.name.as_str()), "tests");
+            let help = flow_spec::did_you_mean(name, tests.iter().map(|test| test.name.as_str()), "tests");
             let file = arguments.pipeline.pipeline.display();
             return Err(Failure::usage(format!("{file} has no test `{name}`"), help));
         }

@@ -8,7 +8,7 @@ use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::heads::HeadKind;
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::registry::Registry;
+use flow_kind::registry::Registry;
 use flow_transcription::Format;
 use flow_transcription::channels;
 use flow_transcription::language_prior::parse_languages;

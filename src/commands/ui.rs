@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use flow_runtime::run::is_ignored;
-use flow_runtime::store::Store;
+use flow_store::Store;
 use flow_service::http::{ServeSettings, Service};
 use flow_storage::is_url;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use flow_runtime::escape::escape_line;
-use flow_runtime::event::Event;
+use flow_base::escape::escape_line;
+use flow_base::event::Event;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::figures;

@@ -38,7 +38,7 @@ pub fn table(figures: &Value) -> Option<String> {
     rows.extend(table.get("rows")?.as_array()?.iter().map(cells));
     let mut text = String::new();
     if let Some(title) = table.get("title").and_then(Value::as_str) {
-        text.push_str(&format!("\n{}\n", flow_runtime::escape::escape_line(title)));
+        text.push_str(&format!("\n{}\n", flow_base::escape::escape_line(title)));
     }
     text.push_str(&crate::table::lines(&rows).join("\n"));
     Some(text)

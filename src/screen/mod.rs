@@ -8,8 +8,8 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{SecondsFormat, Utc};
-use flow_runtime::event::{Event, Events};
-use flow_runtime::spec::Style;
+use flow_base::event::{Event, Events};
+use flow_spec::Style;
 
 use crate::arguments::Progress;
 use bars::Bars;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use flow_runtime::RejectClass;
-use flow_runtime::escape::escape_line;
-use flow_runtime::event::{Event, StageFailure};
-use flow_runtime::reject::ReasonCount;
+use flow_kind::RejectClass;
+use flow_base::escape::escape_line;
+use flow_base::event::{Event, StageFailure};
+use flow_base::reject::ReasonCount;
 
 use super::figures;
 use crate::table::{count, plural};
@@ -234,7 +234,7 @@ impl Plain {
 
 #[cfg(test)]
 mod tests {
-    use flow_runtime::event::StageOutcome;
+    use flow_base::event::StageOutcome;
 
     use super::*;
 

@@ -11,7 +11,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use flow_runtime::random_hex;
+use flow_kind::random_hex;
 use flow_service::http::Callers;
 use subtle::ConstantTimeEq;
 

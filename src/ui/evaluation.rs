@@ -7,7 +7,7 @@ use arrow::datatypes::Schema;
 use axum::extract::{Query, State};
 use axum::http::Uri;
 use axum::response::Response;
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 use flow_evaluation::alignment::{Edit, align};
 use flow_evaluation::page::percent;
 use flow_evaluation::set_section::compared;

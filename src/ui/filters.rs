@@ -59,7 +59,7 @@ const NUMBERS: [&str; 9] = [
 ];
 
 /// Columns that only the page of a row shows.
-const UNLISTED: [&str; 5] = [flow_runtime::ROW, "tar_path", "tar_member_name", "audio_hash", "norm"];
+const UNLISTED: [&str; 5] = [flow_kind::ROW, "tar_path", "tar_member_name", "audio_hash", "norm"];
 
 /// What a page shows of a table.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -235,7 +235,7 @@ impl Columns {
             }
             if columns.numbers.len() < 4
                 && is_number(name)
-                && name != flow_runtime::ROW
+                && name != flow_kind::ROW
                 && !columns.numbers.contains(name)
             {
                 columns.numbers.push(name.clone());

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use flow_runtime::event::Event;
-use flow_runtime::spec::SwitchedOff;
+use flow_base::event::Event;
+use flow_spec::SwitchedOff;
 
 use crate::run_progress::{RunProgress, stage_of};
 use crate::screen::figures;

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 
-use flow_runtime::event::Event;
+use flow_base::event::Event;
 
 use super::App;
 use super::evaluation::{Rates, rates_of_run};
@@ -96,7 +96,7 @@ fn whole(events: &Path) -> RunSummary {
 /// From the first and the last events alone.
 fn ends(events: &Path) -> RunSummary {
     let mut first = Vec::new();
-    if let Ok(file) = flow_runtime::open_regular_file(events) {
+    if let Ok(file) = flow_kind::open_regular_file(events) {
         // A line that is cut is no JSON.
         let _ = BufReader::new(file.take(MAX_FIRST)).read_until(b'\n', &mut first);
     }

@@ -10,9 +10,9 @@ use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use flow_evaluation::page::percent;
-use flow_runtime::event::{Event, StageOutcome};
-use flow_runtime::spec::SwitchedOff;
-use flow_runtime::store::Store;
+use flow_base::event::{Event, StageOutcome};
+use flow_spec::SwitchedOff;
+use flow_store::Store;
 use maud::{Markup, html};
 
 use super::dag;
@@ -359,7 +359,7 @@ pub async fn report(State(app): State<Shared>, InAddress(id): InAddress<String>)
         if file.metadata().map_err(|_| absent())?.len() > MAX_REPORT {
             return Err(PageError::new(StatusCode::PAYLOAD_TOO_LARGE, "the report is too large to be shown here"));
         }
-        let text = flow_runtime::read_regular_file(&file).map_err(|_| absent())?;
+        let text = flow_kind::read_regular_file(&file).map_err(|_| absent())?;
         let policy = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; frame-ancestors 'none'";
         Ok((
             [(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, policy)],

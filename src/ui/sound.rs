@@ -188,7 +188,7 @@ fn beside(path: &str, table: &Table) -> PathBuf {
 /// Where a member is in a tar.
 fn member_range(tar: &Path, member: &str) -> Result<(u64, u64), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", tar.display());
-    let file: File = flow_runtime::open_regular_file(tar).map_err(failed)?;
+    let file: File = flow_kind::open_regular_file(tar).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let listing = flow_audio::tar::list(&mut BufReader::new(file), length).map_err(failed)?;
     let wanted = member.strip_prefix("./").unwrap_or(member);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flow_runtime::store::{Access, Store};
+use flow_store::{Access, Store};
 use flow_storage::is_url;
 
 use super::follower::Follower;

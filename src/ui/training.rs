@@ -101,7 +101,7 @@ fn curves(file: &Path) -> std::io::Result<[Points; CURVES.len()]> {
     let mut curves: [Points; CURVES.len()] = Default::default();
     // How many lines of a curve there are to each point that is kept, and how many came.
     let mut strides = [(1usize, 0usize); CURVES.len()];
-    let mut reader = BufReader::new(flow_runtime::open_regular_file(file)?);
+    let mut reader = BufReader::new(flow_kind::open_regular_file(file)?);
     let mut line = Vec::new();
     loop {
         line.clear();

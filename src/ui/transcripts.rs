@@ -88,7 +88,7 @@ fn read(path: &Path, max_bytes: u64) -> Result<Transcript, PageError> {
     if size > max_bytes {
         return Err(unreadable("it is too large".into()));
     }
-    let bytes = flow_runtime::read_regular_file(path).map_err(|error| unreadable(error.to_string()))?;
+    let bytes = flow_kind::read_regular_file(path).map_err(|error| unreadable(error.to_string()))?;
     let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
     Transcript::from_json(&text).map_err(|error| unreadable(error.to_string()))
 }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use flow_runtime::registry::Registry;
-use flow_runtime::spec::{self, Overrides, yaml};
+use flow_kind::registry::Registry;
+use flow_spec::{Overrides, yaml};
 use flow_training::settings::{Precision, TrainSettings};
 use serde_json::Value;
 
@@ -52,10 +52,10 @@ fn resolved(configs: &[PathBuf]) -> (TrainSettings, Value) {
         ..Overrides::default()
     };
     let registry = Registry::new(flow::kinds::all()).expect("kinds");
-    let pipeline = spec::load(Path::new(PIPELINE), &overrides, &registry)
+    let pipeline = flow_spec::load(Path::new(PIPELINE), &overrides, &registry)
         .map_err(|_| configs)
         .expect("a pipeline");
-    let pipeline = spec::check(pipeline, &registry)
+    let pipeline = flow_spec::check(pipeline, &registry)
         .map_err(|_| configs)
         .expect("a right one")
         .pipeline;

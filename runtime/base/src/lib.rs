@@ -24,3 +24,4 @@ pub mod suggest;
 pub mod switched_off;
 pub mod unlinked_file;
 pub mod url_use;
+pub mod yaml;

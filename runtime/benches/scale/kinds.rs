@@ -5,12 +5,8 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
-use flow_runtime::registry::{AnyKind, kind};
-use flow_runtime::{
-    Artifact, Body, Conservation, Context, Decision, Export, ExportSet, Global, GroupDecision, GroupRows, InputCount,
-    InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape,
-    Source, SourcePartition, StageError,
-};
+use flow_kind::registry::{AnyKind, kind};
+use flow_kind::{Artifact, Body, Conservation, Context, Decision, Export, ExportSet, Global, GroupDecision, GroupRows, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape, Source, SourcePartition, StageError};
 use serde::{Deserialize, Serialize};
 
 /// Rows of a shard.
@@ -55,7 +51,7 @@ fn port(name: &str) -> Port {
 
 fn rows_of(partition: &Partition) -> Result<RecordBatch, StageError> {
     let of_name = |row: u32| {
-        let digest = flow_runtime::Digest::of_parts([partition.as_str().as_bytes(), &row.to_le_bytes()]);
+        let digest = flow_kind::Digest::of_parts([partition.as_str().as_bytes(), &row.to_le_bytes()]);
         let bytes: [u8; 8] = std::array::from_fn(|at| digest.as_bytes()[at]);
         i64::from_le_bytes(bytes)
     };

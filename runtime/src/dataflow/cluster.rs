@@ -21,12 +21,12 @@ use timely::communication::allocator::zero_copy::stream::Stream;
 use timely::communication::allocator::{AllocatorBuilder, ProcessBuilder};
 
 use super::job::{Failure, RegionState};
-use crate::context::{Cancel, ProcessShare};
-use crate::error::StageError;
-use crate::event::Event;
-use crate::partition::Partition;
-use crate::processes::{Processes, RegionTopics};
-use crate::store::{NotedFile, Record};
+use flow_base::error::StageError;
+use flow_base::event::Event;
+use flow_base::partition::Partition;
+use flow_kind::context::{Cancel, ProcessShare};
+use flow_processes::{Processes, RegionTopics};
+use flow_store::{NotedFile, Record};
 
 /// How often a process that waits for others checks whether one is lost.
 const LOOK: Duration = Duration::from_millis(20);

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::job::{Failure, RegionState};
-use crate::panic_guard::panic_error;
+use flow_base::panic_guard::panic_error;
 
 /// Partitions per node in a group, and how long the first of a group waits at most.
 const GROUP: usize = 64;

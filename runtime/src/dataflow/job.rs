@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::{Cancel, CompareUnreadable, Context, StopAsked, Waker};
-use crate::decision::stored::Decisions;
-use crate::digest::Digest;
-use crate::event::{Event, Events};
-use crate::inputs::Inputs;
-use crate::kind::{Conservation, Port};
-use crate::partition::Partition;
-use crate::plan::graph::StagePart;
-use crate::processes::{Loss, Processes};
-use crate::registry::AnySettings;
-use crate::reject::{ReasonCount, Reject, RejectClass};
-use crate::store::{
+use flow_base::digest::Digest;
+use flow_base::event::{Event, Events};
+use flow_base::partition::Partition;
+use flow_base::reject::{ReasonCount, Reject, RejectClass};
+use flow_decide::stored::Decisions;
+use flow_kind::context::{Cancel, CompareUnreadable, Context, StopAsked, Waker};
+use flow_kind::inputs::Inputs;
+use flow_kind::kind::{Conservation, Port};
+use flow_kind::registry::AnySettings;
+use flow_plan::graph::StagePart;
+use flow_processes::{Loss, Processes};
+use flow_store::{
     Artifact, ArtifactWriter, Counts, DigestedFile, NotedFile, Pending, PortRows, Record, RejectSet, SnapshotWriter,
     SourceDigests, Store, StoreError, add_up,
 };
@@ -27,9 +27,9 @@ use super::cluster::Cluster;
 use super::in_flight::{InFlight, MemoryReservation};
 use super::partition_output::PartitionOutput;
 use super::port_buffer::KeepError;
-use crate::error::StageError;
-use crate::plan::keys::{ListedPartition, key_of, source_digest};
-use crate::row_order::in_row_order;
+use flow_base::error::StageError;
+use flow_plan::keys::{ListedPartition, key_of, source_digest};
+use flow_store::row_order::in_row_order;
 
 /// A region, ready to run.
 pub(crate) struct RegionJob {

@@ -34,11 +34,11 @@ use self::job::{Failure, Feed, RegionJob, RegionState};
 use self::source::{Reader, Sources};
 use self::stage::NodeOperator;
 use self::work::Work;
-use crate::context::Waker;
-use crate::error::StageError;
-use crate::kind::Body;
-use crate::panic_guard::{catch_panic, panic_error};
-use crate::store::{Artifact, Record};
+use flow_base::error::StageError;
+use flow_base::panic_guard::{catch_panic, panic_error};
+use flow_kind::context::Waker;
+use flow_kind::kind::Body;
+use flow_store::{Artifact, Record};
 
 /// What became of a region.
 pub(crate) struct RegionDone {
@@ -164,7 +164,7 @@ fn work(worker: &mut Worker, shared: &Arc<RegionState>) {
 
 /// A body made ready for its operator.
 enum Opened {
-    Source(Box<dyn crate::kind::Source>),
+    Source(Box<dyn flow_kind::kind::Source>),
     Work(Box<Work>),
     /// This worker has no partition of the node.
     Idle,

@@ -6,13 +6,13 @@ use arrow::array::{RecordBatch, RecordBatchOptions};
 
 use super::in_flight::MemoryReservation;
 use super::port_buffer::{KeepError, PortBuffer};
-use crate::error::StageError;
-use crate::kind::{Conservation, Port};
-use crate::out::Out;
-use crate::partition::Partition;
-use crate::reject::packed::PackedRejects;
-use crate::row_order::RowNumbers;
-use crate::store::{ArtifactWriter, RowRange};
+use flow_base::error::StageError;
+use flow_base::partition::Partition;
+use flow_base::reject::packed::PackedRejects;
+use flow_kind::kind::{Conservation, Port};
+use flow_kind::out::Out;
+use flow_store::row_order::RowNumbers;
+use flow_store::{ArtifactWriter, RowRange};
 
 /// Batches of the ports that are kept, rejects and counts of one (stage, partition).
 #[derive(Default)]
@@ -192,8 +192,8 @@ mod tests {
     use arrow::datatypes::{DataType, Field, Schema};
 
     use super::*;
-    use crate::reject::{Reject, RejectClass};
-    use crate::row_number::ROW;
+    use flow_base::reject::{Reject, RejectClass};
+    use flow_base::row_number::ROW;
 
     fn batch(rows: &[u32], texts: &[String]) -> RecordBatch {
         let schema = Schema::new(vec![

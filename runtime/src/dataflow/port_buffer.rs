@@ -3,9 +3,9 @@
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
 
-use crate::error::StageError;
-use crate::row_number::{ROW, row_numbers};
-use crate::store::{ArtifactWriter, DataFileWriter, ROW_GROUP, StoreError};
+use flow_base::error::StageError;
+use flow_base::row_number::{ROW, row_numbers};
+use flow_store::{ArtifactWriter, DataFileWriter, ROW_GROUP, StoreError};
 
 /// The rows of one port of one partition. As long as they arrive in the order of `_row`, each full row group is written
 /// at once; after a row out of order, all are read back into memory.
@@ -135,10 +135,10 @@ mod tests {
     use arrow::datatypes::{Field, Schema};
 
     use super::*;
-    use crate::digest::Digest;
-    use crate::reject::Reject;
-    use crate::row_order::in_row_order;
-    use crate::store::{Access, Counts, PortRows, Store};
+    use flow_base::digest::Digest;
+    use flow_base::reject::Reject;
+    use flow_store::row_order::in_row_order;
+    use flow_store::{Access, Counts, PortRows, Store};
 
     fn batches(rows: u32) -> Vec<RecordBatch> {
         let schema = Arc::new(Schema::new(vec![

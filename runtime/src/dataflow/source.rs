@@ -20,14 +20,14 @@ use super::partition_output::drain;
 use super::port_buffer::bytes_of;
 use super::timer::Timer;
 use super::unreadable::{SourceFiles, give};
-use crate::digest::Digest;
-use crate::error::StageError;
-use crate::kind::Source;
-use crate::out::Out;
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
-use crate::plan::keys::ListedPartition;
-use crate::store::{Artifact, DigestedFile};
+use flow_base::digest::Digest;
+use flow_base::error::StageError;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_kind::kind::Source;
+use flow_kind::out::Out;
+use flow_plan::keys::ListedPartition;
+use flow_store::{Artifact, DigestedFile};
 
 /// Reads partitions, one per call.
 pub(super) struct Reader {

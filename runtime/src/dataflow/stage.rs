@@ -22,11 +22,11 @@ use super::partition_output::{PartitionOutput, drain};
 use super::port_buffer::bytes_of;
 use super::timer::Timer;
 use super::work::Work;
-use crate::error::StageError;
-use crate::kind::Progress;
-use crate::out::Out;
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
+use flow_base::error::StageError;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_kind::kind::Progress;
+use flow_kind::out::Out;
 
 /// How often a body that works on threads of its own is polled even if it does not wake the runtime, and how often a
 /// log stage checks for signals.

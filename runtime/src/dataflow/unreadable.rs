@@ -1,14 +1,14 @@
 //! Source files that cannot be read, or change while they are read: their partition is refused, and the run goes on.
 
 use super::job::{FilesDigest, changed};
-use crate::digest::Digest;
-use crate::error::StageError;
-use crate::kind::Source;
-use crate::out::Out;
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
-use crate::reject::{CHANGED, RejectClass, UNREADABLE};
-use crate::store::DigestedFile;
+use flow_base::digest::Digest;
+use flow_base::error::StageError;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_base::reject::{CHANGED, RejectClass, UNREADABLE};
+use flow_kind::kind::Source;
+use flow_kind::out::Out;
+use flow_store::DigestedFile;
 
 /// The files of a partition, as [`give`] needs to know them.
 pub(super) trait SourceFiles {
@@ -99,7 +99,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::kind::SourcePartition;
+    use flow_kind::kind::SourcePartition;
 
     /// Fails at its first calls.
     struct Flaky(u32);

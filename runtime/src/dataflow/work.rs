@@ -6,15 +6,15 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 
 use super::job::{Feed, NodeJob};
-use crate::context::Context;
-use crate::decision::stored::Decisions;
-use crate::error::StageError;
-use crate::kind::{Body, Global, Log, Operator, Progress, RowOutcome};
-use crate::out::Out;
-use crate::partition::Partition;
-use crate::plan::graph::StagePart;
-use crate::row_number::ROW;
-use crate::store::{Artifact, Ranges};
+use flow_base::error::StageError;
+use flow_base::partition::Partition;
+use flow_base::row_number::ROW;
+use flow_decide::stored::Decisions;
+use flow_kind::context::Context;
+use flow_kind::kind::{Body, Global, Log, Operator, Progress, RowOutcome};
+use flow_kind::out::Out;
+use flow_plan::graph::StagePart;
+use flow_store::{Artifact, Ranges};
 
 pub(super) enum Work {
     Local(Box<dyn Operator>),

@@ -13,8 +13,8 @@ use arrow::compute::{CastOptions, cast, cast_with_options, concat};
 use arrow::datatypes::{DataType, FieldRef};
 use arrow::error::ArrowError;
 
-use crate::spec::did_you_mean;
-use crate::spec::yaml::{self, Mapping, Part, Steps, Value};
+use flow_spec::did_you_mean;
+use flow_spec::yaml::{self, Mapping, Part, Steps, Value};
 
 /// A value that does not fit its column.
 pub(super) struct Unfit {
@@ -247,7 +247,7 @@ mod tests {
     use arrow::datatypes::{Field, TimeUnit};
 
     use super::*;
-    use crate::row_json::value_text;
+    use flow_base::row_json::value_text;
 
     fn json(data_type: &DataType, text: &str) -> Result<String, String> {
         let value = yaml::parse_text(text).unwrap();

@@ -8,12 +8,12 @@ use serde_json::Value;
 use super::TestFailure;
 use super::prepare::{Expected, Rows};
 use super::rows::ExpectedValues;
-use crate::error::StageError;
-use crate::kind::Role;
-use crate::row_json::value_text;
-use crate::run_error::RunError;
-use crate::spec::{Checked, CheckedStage};
-use crate::store::{Artifact, Record, RunSnapshots, Store, add_up};
+use flow_base::error::StageError;
+use flow_base::row_json::value_text;
+use flow_kind::kind::Role;
+use flow_plan::run_error::RunError;
+use flow_spec::{Checked, CheckedStage};
+use flow_store::{Artifact, Record, RunSnapshots, Store, add_up};
 
 /// Unexpected rows that are shown at most.
 const SHOWN: usize = 20;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 
-use crate::context::Context;
-use crate::error::StageError;
-use crate::inputs::{InputPort, Inputs, OutputPort};
-use crate::kind::{Body, Port, Shape, Source, SourcePartition};
-use crate::out::Out;
-use crate::partition::Partition;
-use crate::registry::{AnyKind, AnySettings};
-use crate::spec::yaml::{Part, Steps, TypedError, Value};
-use crate::store::Artifact;
+use flow_base::error::StageError;
+use flow_base::partition::Partition;
+use flow_kind::context::Context;
+use flow_kind::inputs::{InputPort, Inputs, OutputPort};
+use flow_kind::kind::{Body, Port, Shape, Source, SourcePartition};
+use flow_kind::out::Out;
+use flow_kind::registry::{AnyKind, AnySettings};
+use flow_spec::yaml::{Part, Steps, TypedError, Value};
+use flow_store::Artifact;
 
 /// By partition, batches with the numbers of their ports.
 pub(super) type Batches = BTreeMap<Partition, Vec<(usize, RecordBatch)>>;

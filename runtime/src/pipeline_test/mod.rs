@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 pub use prepare::prepare;
 
-use crate::event::Events;
-use crate::plan::Options;
+use crate::options::Options;
 use crate::run::run;
-use crate::run_error::RunError;
-use crate::spec::{Checked, Place};
-use crate::store::{Access, Store};
+use flow_base::event::Events;
+use flow_plan::run_error::RunError;
+use flow_spec::{Checked, Place};
+use flow_store::{Access, Store};
 use prepare::Expected;
 
 /// A test that is ready to run.

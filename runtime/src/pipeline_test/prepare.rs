@@ -8,10 +8,10 @@ use std::sync::Arc;
 use super::PreparedTest;
 use super::given::{Batches, GivenKind, GivenRows};
 use super::rows::{ExpectedValues, Mistakes, batch, expected};
-use crate::kind::Role;
-use crate::registry::Registry;
-use crate::spec::yaml::{Part, Steps};
-use crate::spec::{
+use flow_kind::kind::Role;
+use flow_kind::registry::Registry;
+use flow_spec::yaml::{Part, Steps};
+use flow_spec::{
     self, Checked, CheckedInput, CheckedStage, Diagnostic, Diagnostics, ExpectedRows, Overrides, Place, PortName,
     TestCase, did_you_mean,
 };
@@ -45,8 +45,8 @@ pub fn prepare(
     registry: &Registry,
     test: &TestCase,
 ) -> Result<PreparedTest, Diagnostics> {
-    let pipeline = spec::load_for_test(path, overrides, registry, test)?;
-    let checked = spec::check(pipeline, registry)?;
+    let pipeline = flow_spec::load_for_test(path, overrides, registry, test)?;
+    let checked = flow_spec::check(pipeline, registry)?;
     let mut found = Vec::new();
     let given = given_rows(&checked, test, &mut found);
     let mut all = Vec::new();
@@ -140,7 +140,7 @@ fn given_rows(checked: &Checked, test: &TestCase, found: &mut Vec<Diagnostic>) -
 fn expectation_of(
     checked: &Checked,
     test: &TestCase,
-    expectation: &spec::Expectation,
+    expectation: &flow_spec::Expectation,
     given: &BTreeMap<usize, Batches>,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Expected> {

@@ -5,10 +5,10 @@ use arrow::datatypes::{DataType, SchemaRef};
 use std::sync::Arc;
 
 use super::cell::{Unfit, cell, joined, known_columns};
-use crate::row_json::value_text;
-use crate::row_number::ROW;
-use crate::spec::yaml::{Mapping, Part, Steps};
-use crate::spec::{Diagnostic, TestCase};
+use flow_base::row_json::value_text;
+use flow_base::row_number::ROW;
+use flow_spec::yaml::{Mapping, Part, Steps};
+use flow_spec::{Diagnostic, TestCase};
 
 /// The place of rows in the file, and a list for their errors.
 pub(super) struct Mistakes<'a> {

@@ -1,18 +1,18 @@
-//! Reads what a region's verdicts need, has them decided by [`crate::plan::verdict`], and settles what is reused.
+//! Reads what a region's verdicts need, has them decided by [`flow_plan::verdict`], and settles what is reused.
 
 use std::path::PathBuf;
 
 use super::state::PlanState;
-use crate::error::StageError;
-use crate::kind::{Body, LogPosition, Role};
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
-use crate::plan::Action;
-use crate::plan::graph::{KeyInput, RESULT, RegionKind, StagePart};
-use crate::plan::keys::{key_of, result_key};
-use crate::plan::verdict::{self, NodeVerdict, PartitionVerdict, Verdict};
-use crate::run_error::RunError;
-use crate::store::ExportSet;
+use flow_base::error::StageError;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_kind::kind::{Body, LogPosition, Role};
+use flow_plan::Action;
+use flow_plan::graph::{KeyInput, RESULT, RegionKind, StagePart};
+use flow_plan::keys::{key_of, result_key};
+use flow_plan::run_error::RunError;
+use flow_plan::verdict::{self, NodeVerdict, PartitionVerdict, Verdict};
+use flow_store::ExportSet;
 
 impl PlanState {
     /// Decides over a region, and settles the reused partitions.

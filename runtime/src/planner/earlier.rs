@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use super::state::PlanState;
-use crate::event::Event;
-use crate::kind::Role;
-use crate::plan::earlier::{EarlierPlan, EarlierPlans, NeedsAnother};
-use crate::plan::snapshot::Snapshot;
-use crate::run_error::RunError;
-use crate::store::{StageSnapshot, StoreError};
+use flow_base::event::Event;
+use flow_kind::kind::Role;
+use flow_plan::earlier::{EarlierPlan, EarlierPlans, NeedsAnother};
+use flow_plan::run_error::RunError;
+use flow_plan::snapshot::Snapshot;
+use flow_store::{StageSnapshot, StoreError};
 
 /// How many runs back older plans are looked at. Runs that had all of no stage, such as those about some partitions, are not
 /// counted.

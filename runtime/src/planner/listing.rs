@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use flow_storage::{FileVersion, Location, Storage};
 
 use super::state::PlanState;
-use crate::digest::Digest;
-use crate::kind::Role;
-use crate::run_error::RunError;
-use crate::spec::yaml::Value;
-use crate::store::is_of_one_machine;
+use flow_base::digest::Digest;
+use flow_kind::kind::Role;
+use flow_plan::run_error::RunError;
+use flow_spec::yaml::Value;
+use flow_store::is_of_one_machine;
 
 /// What sources list.
 #[derive(Clone, Debug, PartialEq, Eq)]

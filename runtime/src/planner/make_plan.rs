@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::state::PlanState;
-use crate::kind::Role;
-use crate::partition::Partition;
-use crate::plan::verdict::Verdict;
-use crate::plan::{PLAN_VERSION, Plan, StagePlan, partitions, show};
-use crate::run_error::RunError;
+use flow_base::partition::Partition;
+use flow_kind::kind::Role;
+use flow_plan::run_error::RunError;
+use flow_plan::verdict::Verdict;
+use flow_plan::{PLAN_VERSION, Plan, StagePlan, partitions, show};
 
 impl PlanState {
     /// The plan: decides over all regions with the present state. Reused partitions are only counted unless
@@ -68,7 +68,7 @@ impl PlanState {
                 sources.extend(self.space(node)?.map(|space| (node, space)));
             }
         }
-        for (node, kept) in partitions::wanted(&self.options.partitions, &sources)? {
+        for (node, kept) in partitions::wanted(&self.options.selection.partitions, &sources)? {
             self.nodes[node].space = Some(Arc::new(kept));
         }
         Ok(())

@@ -1,5 +1,5 @@
 //! Reads what planning needs (sources, records, earlier runs, sets of exports, positions of logs), and keeps what is known of
-//! every node while a pipeline is planned and run. What follows from it is in [`crate::plan`].
+//! every node while a pipeline is planned and run. What follows from it is in [`flow_plan`].
 
 mod decide;
 mod earlier;

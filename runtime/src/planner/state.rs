@@ -4,28 +4,28 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::context::{Cancel, Context, StopAsked, Waker};
-use crate::decision::stored::{self, ALL, Decisions, digests_schema};
-use crate::digest::Digest;
-use crate::error::StageError;
-use crate::event::Events;
-use crate::host::cores;
-use crate::inputs::{Input, Inputs};
-use crate::kind::{Body, Role, SourcePartition};
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
-use crate::plan::Options;
-use crate::plan::earlier::EarlierPlan;
-use crate::plan::failures::{Failures, Runnable};
-use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, RESULT, StagePart};
-use crate::plan::keys::{ListedPartition, source_digest};
-use crate::plan::node_state::NodeState;
-use crate::plan::select::StageSelection;
-use crate::plan::snapshot::Snapshot;
-use crate::plan::verdict::NodeVerdict;
-use crate::run_error::RunError;
-use crate::spec::{Checked, CheckedInput, CheckedStage};
-use crate::store::{Artifact, FileRange, Records, RejectSet, Store, artifact_digest};
+use crate::options::Options;
+use flow_base::digest::Digest;
+use flow_base::error::StageError;
+use flow_base::event::Events;
+use flow_base::host::cores;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_decide::stored::{self, ALL, Decisions, digests_schema};
+use flow_kind::context::{Cancel, Context, StopAsked, Waker};
+use flow_kind::inputs::{Input, Inputs};
+use flow_kind::kind::{Body, Role, SourcePartition};
+use flow_plan::earlier::EarlierPlan;
+use flow_plan::failures::{Failures, Runnable};
+use flow_plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow, Graph, KEYS_PORT, KeyInput, Node, RESULT, StagePart};
+use flow_plan::keys::{ListedPartition, source_digest};
+use flow_plan::node_state::NodeState;
+use flow_plan::run_error::RunError;
+use flow_plan::select::StageSelection;
+use flow_plan::snapshot::Snapshot;
+use flow_plan::verdict::NodeVerdict;
+use flow_spec::{Checked, CheckedInput, CheckedStage};
+use flow_store::{Artifact, FileRange, Records, RejectSet, Store, artifact_digest};
 
 /// Partitions whose files are digested together: enough for all threads, and few enough that the lists of their files take
 /// hardly any memory.
@@ -84,10 +84,11 @@ impl PlanState {
         unread: Vec<String>,
     ) -> Result<PlanState, RunError> {
         let graph = Graph::new(checked).map_err(|message| RunError::Usage { message, help: None })?;
-        let selection = StageSelection::new(checked, &graph, options).map_err(|(message, help)| RunError::Usage {
-            message,
-            help: Some(help),
-        })?;
+        let selection =
+            StageSelection::new(checked, &graph, &options.selection).map_err(|(message, help)| RunError::Usage {
+                message,
+                help: Some(help),
+            })?;
         let nodes: Vec<NodeState> = graph.nodes.iter().map(|_| NodeState::default()).collect();
         let failures = Failures::new(nodes.len());
         Ok(PlanState {
@@ -379,7 +380,7 @@ impl PlanState {
 
     /// Whether only some partitions are selected.
     pub fn is_partial(&self) -> bool {
-        !self.options.partitions.is_empty()
+        !self.options.selection.partitions.is_empty()
     }
 
     /// Digests the files of the named partitions of a source; known digests are not computed again.

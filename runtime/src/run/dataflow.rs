@@ -9,14 +9,14 @@ use super::node::{failed, note, started};
 use super::schedule::Schedule;
 use crate::dataflow::job::KeyPart;
 use crate::dataflow::run_region;
-use crate::partition::Partition;
-use crate::plan::Action;
-use crate::plan::failures::is_stored;
-use crate::plan::graph::{Flow, KeyInput, NodeInput};
-use crate::plan::verdict::{NodeVerdict, PartitionVerdict, Verdict};
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
-use crate::store::ArtifactWriter;
+use flow_base::partition::Partition;
+use flow_plan::Action;
+use flow_plan::failures::is_stored;
+use flow_plan::graph::{Flow, KeyInput, NodeInput};
+use flow_plan::run_error::RunError;
+use flow_plan::verdict::{NodeVerdict, PartitionVerdict, Verdict};
+use flow_store::ArtifactWriter;
 
 pub(super) fn run(
     state: &mut PlanState,

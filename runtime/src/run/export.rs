@@ -2,15 +2,15 @@
 
 use super::counts::RunCounts;
 use super::node::started;
-use crate::error::StageError;
-use crate::event::Event;
-use crate::kind::Body;
-use crate::panic_guard::catch_panic;
-use crate::plan::Action;
-use crate::plan::verdict::{NodeVerdict, Verdict};
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
-use crate::store::{ExportSet, Shrunk};
+use flow_base::error::StageError;
+use flow_base::event::Event;
+use flow_base::panic_guard::catch_panic;
+use flow_kind::kind::Body;
+use flow_plan::Action;
+use flow_plan::run_error::RunError;
+use flow_plan::verdict::{NodeVerdict, Verdict};
+use flow_store::{ExportSet, Shrunk};
 
 pub(super) fn run(
     state: &mut PlanState,

@@ -9,10 +9,10 @@ use signal_hook::consts::SIGUSR1;
 use super::signals::SignalHandlers;
 use super::spread::Follower;
 use crate::dataflow::job::Signals;
-use crate::plan::Options;
-use crate::processes::{End, Outcome, Processes};
-use crate::run_error::RunError;
-use crate::spec::Checked;
+use crate::options::Options;
+use flow_plan::run_error::RunError;
+use flow_processes::{End, Outcome, Processes};
+use flow_spec::Checked;
 
 /// How often signals are checked.
 const LOOK: Duration = Duration::from_millis(50);

@@ -9,23 +9,24 @@ use arrow::datatypes::SchemaRef;
 use super::Running;
 use super::counts::RunCounts;
 use super::node::{commit_one, started};
-use crate::context::Context;
-use crate::decision::stored::{ALL, Decisions, digests_schema};
-use crate::decision::{self, Decided, Decision, Ended, Resources, StandingDecisions, has_room_for};
-use crate::digest::Digest;
-use crate::error::StageError;
-use crate::event::Event;
-use crate::failpoints;
-use crate::kind::{Body, Global};
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
-use crate::plan::Action;
-use crate::plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow};
-use crate::plan::keys::key_of;
-use crate::plan::verdict::{NodeVerdict, Verdict};
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
-use crate::store::{Artifact, Counts, PortRows};
+use flow_base::digest::Digest;
+use flow_base::error::StageError;
+use flow_base::event::Event;
+use flow_base::failpoints;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_decide::stored::{ALL, Decisions, digests_schema};
+use flow_decide::{Decided, Ended, Resources, StandingDecisions, has_room_for};
+use flow_kind::context::Context;
+use flow_kind::decision::Decision;
+use flow_kind::kind::{Body, Global};
+use flow_plan::Action;
+use flow_plan::graph::{DECISIONS_PORT, DIGESTS_PORT, Flow};
+use flow_plan::keys::key_of;
+use flow_plan::run_error::RunError;
+use flow_plan::verdict::{NodeVerdict, Verdict};
+use flow_store::{Artifact, Counts, PortRows};
 
 pub(super) fn run(
     state: &mut PlanState,
@@ -156,10 +157,10 @@ fn decide(
                 scratch: context.scratch.clone(),
                 stop: Box::new(move || signals.stop_asked()),
             };
-            decision::decide(&decision, keys, &resources)?
+            flow_decide::decide(&decision, keys, &resources)?
         }
     };
-    decision.complete(context, &decided)?;
+    decided.complete(&decision, context)?;
     if let (Some(standing), false) = (standing, is_held) {
         // While the rest of the run goes on.
         standing.load(recipe, &decision, keys);

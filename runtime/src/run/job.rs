@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::node::writer;
-use crate::available_memory::available_memory;
 use crate::dataflow::cluster::Cluster;
 use crate::dataflow::in_flight::{InFlight, OwnPartitions};
 use crate::dataflow::job::{Feed, NodeJob, RegionJob, Signals, StreamedInput, faults};
-use crate::kind::{Conservation, Role};
-use crate::partition::Partition;
-use crate::plan::graph::{Flow, KEYS_PORT, StagePart};
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
-use crate::spec::{LimitAction, RejectLimit};
-use crate::store::SnapshotWriter;
+use flow_base::available_memory::available_memory;
+use flow_base::partition::Partition;
+use flow_kind::kind::{Conservation, Role};
+use flow_plan::graph::{Flow, KEYS_PORT, StagePart};
+use flow_plan::run_error::RunError;
+use flow_spec::{LimitAction, RejectLimit};
+use flow_store::SnapshotWriter;
 
 /// Bytes in flight for each worker: enough that no worker waits for input; more would not be faster.
 const ENOUGH_FOR_A_WORKER: u64 = 256 << 20;

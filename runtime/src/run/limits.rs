@@ -3,13 +3,13 @@
 use super::counts::RunCounts;
 use super::summary::StageSummary;
 use crate::dataflow::job::{LIMIT_HELP, faults, too_many};
-use crate::error::StageError;
-use crate::kind::Role;
-use crate::plan::graph::StagePart;
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
-use crate::spec::{LimitAction, RejectLimit};
-use crate::store::add_up;
+use flow_base::error::StageError;
+use flow_kind::kind::Role;
+use flow_plan::graph::StagePart;
+use flow_plan::run_error::RunError;
+use flow_spec::{LimitAction, RejectLimit};
+use flow_store::add_up;
 
 /// Sums over all partitions of a stage, reused ones too. None for the inner parts of a global stage, and for
 /// stages that this run is not about.
@@ -72,7 +72,7 @@ pub(super) fn check(state: &PlanState, node: usize, summary: &StageSummary) -> R
     let message = too_many(faults, &said, &summary.rejects, &state.rejects_of(&[node]));
     match limit.action {
         LimitAction::Warn => {
-            state.events.send(crate::event::Event::Warning {
+            state.events.send(flow_base::event::Event::Warning {
                 stage: Some(stage.name.clone()),
                 message,
             });

@@ -9,19 +9,19 @@ use super::Running;
 use super::counts::RunCounts;
 use super::job::{node_job, region_job, workers_of_each};
 use super::node::{commit_one, failed, started};
-use crate::context::Cancel;
 use crate::dataflow::run_region;
-use crate::error::StageError;
-use crate::kind::{Body, LogPosition};
-use crate::panic_guard::catch_panic;
-use crate::partition::Partition;
-use crate::plan::graph::RESULT;
-use crate::plan::keys::result_key;
-use crate::plan::verdict::{NodeVerdict, Verdict};
 use crate::planner::state::PlanState;
-use crate::row_order::{RowNumbers, in_row_order};
-use crate::run_error::RunError;
-use crate::store::{Counts, PortRows};
+use flow_base::error::StageError;
+use flow_base::panic_guard::catch_panic;
+use flow_base::partition::Partition;
+use flow_kind::context::Cancel;
+use flow_kind::kind::{Body, LogPosition};
+use flow_plan::graph::RESULT;
+use flow_plan::keys::result_key;
+use flow_plan::run_error::RunError;
+use flow_plan::verdict::{NodeVerdict, Verdict};
+use flow_store::row_order::{RowNumbers, in_row_order};
+use flow_store::{Counts, PortRows};
 
 pub(super) fn run(
     state: &mut PlanState,

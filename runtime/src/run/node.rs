@@ -1,14 +1,14 @@
 //! What every kind of region does with its nodes: reports them, writes their snapshots, commits their partitions.
 
 use crate::dataflow::job::Failure;
-use crate::digest::Digest;
-use crate::event::Event;
-use crate::kind::Role;
-use crate::partition::Partition;
-use crate::plan::graph::RegionKind;
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
-use crate::store::{ArtifactWriter, Counts, PortRows, SnapshotWriter};
+use flow_base::digest::Digest;
+use flow_base::event::Event;
+use flow_base::partition::Partition;
+use flow_kind::kind::Role;
+use flow_plan::graph::RegionKind;
+use flow_plan::run_error::RunError;
+use flow_store::{ArtifactWriter, Counts, PortRows, SnapshotWriter};
 
 /// Writes to the run's snapshots the records of a node: all of them, or those that are reused before the others are
 /// made.

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{SecondsFormat, Utc};
 
-use crate::event::{Event, Events};
-use crate::plan::Plan;
-use crate::run_error::RunError;
-use crate::spec::Checked;
-use crate::store::{Store, StoreError, write_atomically, write_json_atomically};
+use flow_base::event::{Event, Events};
+use flow_plan::Plan;
+use flow_plan::run_error::RunError;
+use flow_spec::Checked;
+use flow_store::{Store, StoreError, write_atomically, write_json_atomically};
 
 /// Keeps spec and plan. Reused partitions are none of the plan's: they are in the run's snapshots.
 pub(super) fn freeze(store: &Store, id: &str, checked: &Checked, plan: &Plan) -> Result<(), RunError> {

@@ -4,12 +4,12 @@
 use super::counts::RunCounts;
 use super::node::note;
 use super::{Running, dataflow, export, global, log};
-use crate::context::Cancel;
-use crate::event::Event;
-use crate::plan::failures::Runnable;
-use crate::plan::graph::RegionKind;
 use crate::planner::state::PlanState;
-use crate::run_error::RunError;
+use flow_base::event::Event;
+use flow_kind::context::Cancel;
+use flow_plan::failures::Runnable;
+use flow_plan::graph::RegionKind;
+use flow_plan::run_error::RunError;
 
 /// Runs a region, and again without what failed, where the run is to go on after failures: on what is committed, so that
 /// partitions that were in flight are computed again.

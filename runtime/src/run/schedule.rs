@@ -1,8 +1,8 @@
 //! Which nodes of a region work on which partitions.
 
-use crate::partition::Partition;
-use crate::plan::Action;
-use crate::plan::verdict::PartitionVerdict;
+use flow_base::partition::Partition;
+use flow_plan::Action;
+use flow_plan::verdict::PartitionVerdict;
 
 /// What a node does with a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{SigId, flag, low_level};
 
 use crate::dataflow::job::Signals;
-use crate::event::{Event, Events};
-use crate::run_error::RunError;
+use flow_base::event::{Event, Events};
+use flow_plan::run_error::RunError;
 
 /// The handlers, for as long as this lives.
 pub(super) struct SignalHandlers {

@@ -19,14 +19,14 @@ use self::message::{
 };
 use crate::dataflow::cluster::{Cluster, Dataflows};
 use crate::dataflow::job::{NodeJob, Signals};
-use crate::kind::Role;
-use crate::partition::Partition;
-use crate::plan::graph::Flow;
-use crate::plan::keys::ListedPartition;
 use crate::planner::state::PlanState;
-use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
-use crate::run_error::RunError;
-use crate::store::Record;
+use flow_base::partition::Partition;
+use flow_kind::kind::Role;
+use flow_plan::graph::Flow;
+use flow_plan::keys::ListedPartition;
+use flow_plan::run_error::RunError;
+use flow_processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
+use flow_store::Record;
 
 /// How often process 0, which waits for answers, checks whether a process is lost.
 const LOOK: Duration = Duration::from_millis(50);

@@ -22,5 +22,5 @@ pub struct StageSummary {
     pub reused: u64,
     pub rows_in: u64,
     pub rows_out: u64,
-    pub rejects: Vec<crate::reject::ReasonCount>,
+    pub rejects: Vec<flow_base::reject::ReasonCount>,
 }

@@ -11,7 +11,7 @@ use super::StoreError;
 use super::atomic::{self, Files};
 use super::export_file::{ExportFile, Noted, digest_of};
 use super::file_digest::read_digest;
-use super::foreign_parquet::ForeignParquet;
+use flow_parquet::ForeignParquet;
 use super::lock::{Lock, new_token};
 use super::object_set::{self, ObjectSet};
 use super::recovery::TEMPORARY;

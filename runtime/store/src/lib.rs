@@ -24,8 +24,6 @@
 mod artifact;
 mod atomic;
 mod backend;
-mod column_chunks;
-mod counted_rows;
 #[cfg(test)]
 #[path = "tests/crash.rs"]
 mod crash;
@@ -36,7 +34,6 @@ mod export;
 mod export_file;
 mod file_digest;
 mod find;
-mod foreign_parquet;
 mod garbage;
 mod lease;
 mod lock;
@@ -51,13 +48,13 @@ mod rejects;
 mod remote;
 #[cfg(test)]
 mod remote_tests;
+pub mod row_order;
 pub mod run_name;
 mod snapshot;
 mod sources;
 mod temporary_file;
 #[cfg(test)]
 mod tests;
-mod thrift;
 mod tombstone;
 mod verified;
 mod versioned_json;
@@ -66,14 +63,12 @@ mod writer;
 pub use artifact::{Artifact, Batches};
 pub use atomic::write_json_atomically;
 pub use atomic::{write_atomically, write_atomically_with};
-pub use counted_rows::CountedRows;
 pub use data_file_writer::DataFileWriter;
 pub use digested_file::{DigestedFile, OpeningFile};
 pub use error::{Holder, StoreError};
 pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
 pub use export_file::ExportFile;
 pub use find::{FoundRow, RowValues};
-pub use foreign_parquet::{ForeignParquet, FromPlace};
 pub use garbage::GarbageSummary;
 pub use lock::Lock;
 pub use lock::is_of_one_machine;

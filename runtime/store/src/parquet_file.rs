@@ -19,9 +19,7 @@ use parquet::schema::types::ColumnPath;
 
 use super::StoreError;
 use super::atomic::Files;
-use super::column_chunks::ColumnChunks;
-use super::counted_rows::{CountedRows, rows_of_file, without_panic};
-use super::foreign_parquet::{ForeignParquet, checked_metadata};
+use flow_parquet::{ColumnChunks, CountedRows, ForeignParquet, checked_metadata, rows_of_file, without_panic};
 use super::record::Selection;
 use super::verified;
 use flow_base::digest::Digest;

@@ -12,9 +12,9 @@ fn child() {
         return;
     };
     if let Ok(at) = std::env::var("FLOW_TEST_CHILD_KILL_AT") {
-        use flow_runtime::failpoints::{DECIDED, REMOTE, STORE};
+        use flow_base::failpoints::{DECIDED, REMOTE, STORE};
         let kill = failpoints::kill_at(&at, &[&STORE[..], &REMOTE, &[DECIDED]].concat());
-        flow_runtime::failpoints::set(move |point, _| kill(point));
+        flow_base::failpoints::set(move |point, _| kill(point));
     }
     let folder = PathBuf::from(folder);
     let set = std::env::var("FLOW_TEST_CHILD_SET").unwrap_or_default();
@@ -125,7 +125,7 @@ fn child_by(
 fn points_are_read_strictly() {
     let read = |value: &str| {
         let value = value.to_string();
-        std::panic::catch_unwind(move || drop(failpoints::kill_at(&value, &flow_runtime::failpoints::STORE)))
+        std::panic::catch_unwind(move || drop(failpoints::kill_at(&value, &flow_base::failpoints::STORE)))
     };
     for right in ["data-renamed:3", "export-done"] {
         assert!(read(right).is_ok(), "{right}");

@@ -24,12 +24,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arrow::array::AsArray;
-use flow_runtime::event::{Event, Events, StageOutcome};
-use flow_runtime::plan::{Action, Options, Plan};
-use flow_runtime::registry::Registry;
+use flow_base::event::{Event, Events, StageOutcome};
+use flow_plan::{Action, Plan};
+use flow_runtime::Options;
+use flow_kind::registry::Registry;
 use flow_runtime::run::{RunError, RunSummary, plan, plan_despite_refusal, run};
-use flow_runtime::spec::{Checked, Overrides, check, load};
-use flow_runtime::store::{Access, Store};
+use flow_spec::{Checked, Overrides, check, load};
+use flow_store::{Access, Store};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 /// A folder with shards, a pipeline and a state directory.
@@ -167,7 +168,7 @@ fn counts(plan: &Plan) -> Vec<(&str, u64, u64, u64)> {
         .collect()
 }
 
-fn stage<'a>(plan: &'a Plan, name: &str) -> &'a flow_runtime::plan::StagePlan {
+fn stage<'a>(plan: &'a Plan, name: &str) -> &'a flow_plan::StagePlan {
     plan.stages.iter().find(|stage| stage.stage == name).unwrap()
 }
 

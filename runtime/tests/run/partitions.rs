@@ -3,7 +3,7 @@
 use super::*;
 
 fn partial(place: &mut Place, partitions: &[&str]) {
-    place.options.partitions = partitions.iter().map(|one| one.to_string()).collect();
+    place.options.selection.partitions = partitions.iter().map(|one| one.to_string()).collect();
 }
 
 #[test]
@@ -52,13 +52,13 @@ fn some_partitions_never_take_the_place_of_all() {
     assert_eq!(fs::read(place.path("out/rows.txt")).unwrap(), rows);
     // What stands is what the last run of all partitions had.
     partial(&mut place, &[]);
-    place.options.only = vec!["out".into()];
-    place.options.force = vec!["out".into()];
+    place.options.selection.only = vec!["out".into()];
+    place.options.selection.force = vec!["out".into()];
     fs::remove_dir_all(place.path("out")).unwrap();
     place.run(&[]);
     assert_eq!(fs::read(place.path("out/rows.txt")).unwrap(), rows);
-    place.options.only = Vec::new();
-    place.options.force = Vec::new();
+    place.options.selection.only = Vec::new();
+    place.options.selection.force = Vec::new();
     place.run(&[]);
     assert_eq!(
         fs::read_to_string(place.path("out/rows.txt")).unwrap(),
@@ -86,15 +86,15 @@ fn names_that_no_source_has_and_options_that_do_not_fit() {
         }
     }
     partial(&mut place, &["s01"]);
-    place.options.from = Some("clean".into());
+    place.options.selection.from = Some("clean".into());
     let error = place.try_run(&[]).unwrap_err();
     assert!(
         error.exit_code() == 2 && error.to_string().contains("--from"),
         "{error}"
     );
     // Stages up to one can be asked for.
-    place.options.from = None;
-    place.options.until = Some("clean".into());
+    place.options.selection.from = None;
+    place.options.selection.until = Some("clean".into());
     place.run(&[]);
     assert_eq!(place.worked()["clean"], ["s01"]);
     assert!(!place.worked().contains_key("probe"));

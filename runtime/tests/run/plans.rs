@@ -86,20 +86,20 @@ fn a_plan_says_what_runs_and_why() {
 #[test]
 fn a_plan_says_what_a_selection_leaves_out() {
     let mut place = Place::new();
-    place.options.until = Some("both".into());
+    place.options.selection.until = Some("both".into());
     situation("until_a_stage", &place, &[]);
     place.run(&[]);
-    place.options.until = None;
-    place.options.only = vec!["dedup".into()];
+    place.options.selection.until = None;
+    place.options.selection.only = vec!["dedup".into()];
     situation("only_a_stage", &place, &[]);
-    place.options.only = Vec::new();
-    place.options.from = Some("both".into());
+    place.options.selection.only = Vec::new();
+    place.options.selection.from = Some("both".into());
     situation("from_a_stage", &place, &[]);
-    place.options.from = None;
-    place.options.force = vec!["clean".into()];
+    place.options.selection.from = None;
+    place.options.selection.force = vec!["clean".into()];
     situation("a_forced_stage", &place, &[]);
-    place.options.force = Vec::new();
-    place.options.partitions = vec!["s1?".into()];
+    place.options.selection.force = Vec::new();
+    place.options.selection.partitions = vec!["s1?".into()];
     situation("some_partitions", &place, &[]);
 }
 

@@ -240,19 +240,19 @@ fn an_export_that_was_touched_is_made_again() {
 #[test]
 fn only_from_until_and_force() {
     let mut place = Place::new();
-    place.options.until = Some("clean".into());
+    place.options.selection.until = Some("clean".into());
     place.run(&[]);
     assert!(!place.worked().contains_key("apply") && !place.path("out").exists());
-    place.options.until = None;
-    place.options.only = vec!["dedup".into()];
+    place.options.selection.until = None;
+    place.options.selection.only = vec!["dedup".into()];
     let error = place.try_run(&[]).unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("has no artifact yet"), "{error}");
-    place.options.only = Vec::new();
+    place.options.selection.only = Vec::new();
     place.run(&[]);
     // A stale artifact is taken as it is.
     place.shard("s04", "4");
-    place.options.only = vec!["dedup".into()];
+    place.options.selection.only = vec!["dedup".into()];
     let events = Events::default();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let listener = Arc::clone(&seen);
@@ -265,28 +265,28 @@ fn only_from_until_and_force() {
         .iter()
         .any(|event| matches!(event, Event::Warning { message, .. } if message.contains("stored output is stale")));
     assert!(warned);
-    place.options.only = Vec::new();
-    place.options.from = Some("clean".into());
+    place.options.selection.only = Vec::new();
+    place.options.selection.from = Some("clean".into());
     place.run(&[]);
     assert_eq!(place.worked()["clean"], ["s04"]);
     assert_eq!(place.worked()["scan"], ["s04"]);
-    place.options.from = None;
+    place.options.selection.from = None;
     place.run(&[]);
     assert_eq!(place.worked()["probe"], ["s04"]);
-    place.options.force = vec!["probe".into()];
+    place.options.selection.force = vec!["probe".into()];
     let before = place.bytes();
     place.run(&[]);
     assert_eq!(place.worked()["probe"].len(), 11);
     assert_eq!(place.bytes().len(), before.len());
-    place.options.force = Vec::new();
-    (place.options.from, place.options.until) = (Some("dedup".into()), Some("clean".into()));
+    place.options.selection.force = Vec::new();
+    (place.options.selection.from, place.options.selection.until) = (Some("dedup".into()), Some("clean".into()));
     let error = place.try_run(&[]).unwrap_err();
     assert_eq!(
         (error.exit_code(), error.to_string().as_str()),
         (2, "no stage is selected: `clean` does not need `dedup`")
     );
-    (place.options.from, place.options.until) = (None, None);
-    place.options.force = vec!["prob".into()];
+    (place.options.selection.from, place.options.selection.until) = (None, None);
+    place.options.selection.force = vec!["prob".into()];
     let error = plan(&place.checked(&[]), &place.options).unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.help().unwrap().contains("probe"), "{error:?}");
@@ -298,11 +298,11 @@ fn reasons_look_back_past_runs_about_some_partitions() {
     place.run(&[]);
     place.pipeline(&PIPELINE.replace("dedup, from: both, with: {", "dedup, from: both, with: {modulo: 7, "));
     // They plan with the setting, and do not decide.
-    place.options.partitions = vec!["s01".into()];
+    place.options.selection.partitions = vec!["s01".into()];
     for _ in 0..12 {
         place.run(&[]);
     }
-    place.options.partitions = Vec::new();
+    place.options.selection.partitions = Vec::new();
     let plan = place.plan(&[]);
     assert_eq!(
         stage(&plan, "dedup:decide").reasons,
@@ -332,7 +332,7 @@ fn only_needs_no_source_and_looks_back_past_failed_runs() {
     fs::rename(place.path("shards"), place.path("gone")).unwrap();
     fs::remove_dir_all(place.path("out")).unwrap();
     place.pipeline(PIPELINE);
-    place.options.only = vec!["out".into()];
+    place.options.selection.only = vec!["out".into()];
     place.run(&[]);
     assert_eq!(fs::read(place.path("out/rows.txt")).unwrap(), rows);
 }

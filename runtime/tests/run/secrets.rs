@@ -285,7 +285,7 @@ fn an_include_gives_a_secret_no_text() {
 /// A test is in a pipeline file, too.
 #[test]
 fn a_test_gives_a_secret_no_text() {
-    use flow_runtime::spec::{Style, load_for_test, load_tests};
+    use flow_spec::{Style, load_for_test, load_tests};
 
     let place = Place::new();
     let registry = Registry::new(toys::kinds()).unwrap();
@@ -316,7 +316,7 @@ fn a_test_gives_a_secret_no_text() {
 /// Whatever is wrong with an overlay: its lines hold the value.
 #[test]
 fn messages_about_an_overlay_do_not_show_the_secrets_in_it() {
-    use flow_runtime::spec::Style;
+    use flow_spec::Style;
 
     let place = Place::new();
     place.pipeline(LOGIN);
@@ -361,7 +361,7 @@ fn messages_about_an_overlay_do_not_show_the_secrets_in_it() {
 /// The name is perhaps the misspelt one of a secret.
 #[test]
 fn messages_about_an_include_do_not_show_values_of_unknown_names() {
-    use flow_runtime::spec::Style;
+    use flow_spec::Style;
 
     let place = Place::new();
     fs::write(place.path("inner.yaml"), LOGIN).unwrap();

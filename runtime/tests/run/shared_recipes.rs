@@ -26,16 +26,16 @@ fn values(place: &Place, folder: &str) -> Vec<i64> {
 }
 
 fn only(place: &mut Place, stage: &str, set: &[&str]) -> RunSummary {
-    place.options.only = vec![stage.into()];
+    place.options.selection.only = vec![stage.into()];
     let summary = place.run(set);
-    place.options.only.clear();
+    place.options.selection.only.clear();
     summary
 }
 
 fn until(place: &mut Place, stage: &str, set: &[&str]) {
-    place.options.until = Some(stage.into());
+    place.options.selection.until = Some(stage.into());
     place.run(set);
-    place.options.until = None;
+    place.options.selection.until = None;
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn what_a_run_that_was_cut_short_left_is_not_taken_for_the_whole() {
     fresh.options.workers = Some(1);
     fresh.options.in_flight = Some(1);
     assert_eq!(fresh.try_run(&[]).unwrap_err().exit_code(), 1);
-    fresh.options.only = vec!["even_data".into()];
+    fresh.options.selection.only = vec!["even_data".into()];
     let error = fresh.try_run(&[]).unwrap_err();
     assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("never completed"), "{error}");
@@ -135,9 +135,9 @@ fn what_cannot_be_undone_takes_nothing_as_it_stands() {
     place.run(&[]);
     only(&mut place, "careful", &[]);
     let refused = |place: &mut Place, set: &[&str]| {
-        place.options.only = vec!["careful".into()];
+        place.options.selection.only = vec!["careful".into()];
         let error = place.try_run(set).unwrap_err();
-        place.options.only.clear();
+        place.options.selection.only.clear();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("needs up-to-date input"), "{error}");
     };
@@ -177,13 +177,13 @@ stages:
     let plan = place.plan(&[]);
     assert_eq!(stage(&plan, "a").region, stage(&plan, "both").region);
     until(&mut place, "a", &[]);
-    place.options.only = vec!["both".into()];
+    place.options.selection.only = vec!["both".into()];
     let error = place.try_run(&[]).unwrap_err();
     assert!(
         error.to_string().contains("`far`, which has no artifact yet"),
         "{error}"
     );
-    place.options.only.clear();
+    place.options.selection.only.clear();
     place.run(&[]);
 }
 
@@ -236,7 +236,7 @@ fn collecting_drops_partitions_that_no_run_had() {
     assert!(place.plan(&[]).is_empty(), "{:?}", counts(&place.plan(&[])));
     assert_eq!(
         collect(1),
-        flow_runtime::store::GarbageSummary {
+        flow_store::GarbageSummary {
             kept: collected.kept,
             ..Default::default()
         }

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
-use flow_runtime::Digest;
-use flow_runtime::processes::{Address, End, Join, Processes, join};
+use flow_kind::Digest;
+use flow_processes::{Address, End, Join, Processes, join};
 use flow_runtime::run::follow;
 use flow_storage_testing::{Fault, FaultRule, TestServer};
 

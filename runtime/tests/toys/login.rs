@@ -1,10 +1,8 @@
 //! A local stage that is given a secret.
 
 use arrow::array::RecordBatch;
-use flow_runtime::event::Event;
-use flow_runtime::{
-    Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, Secret, Shape, StageError,
-};
+use flow_base::event::Event;
+use flow_kind::{Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, Secret, Shape, StageError};
 use serde::{Deserialize, Serialize};
 
 use super::port;

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
-use flow_runtime::registry::{AnyKind, kind};
-use flow_runtime::{Partition, Port};
+use flow_kind::registry::{AnyKind, kind};
+use flow_kind::{Partition, Port};
 
 pub use count::Count;
 pub use dedup::Dedup;

@@ -3,9 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use flow_runtime::{
-    Body, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Shape, StageError,
-};
+use flow_kind::{Body, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Shape, StageError};
 use serde::{Deserialize, Serialize};
 
 use super::each;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use flow_manifest::read::ReadSettings;
 use flow_manifest::read::sample::ManifestSample;
-use flow_runtime::escape::escape_line;
-use flow_runtime::spec::Checked;
+use flow_base::escape::escape_line;
+use flow_spec::Checked;
 
 use crate::failure::Failure;
 use crate::table::{count, plural};

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use flow_runtime::store::Store;
+use flow_store::Store;
 use flow_storage::is_url;
 
 use super::{Check, gigabytes};

@@ -64,7 +64,7 @@ fn quota(read: &dyn Fn(&str) -> Option<String>) -> Option<f64> {
 
 pub fn memory() -> Check {
     let name = "memory";
-    let Some(available) = flow_runtime::available_memory() else {
+    let Some(available) = flow_kind::available_memory() else {
         return Check::warn(
             name,
             "the system does not say how much is available",

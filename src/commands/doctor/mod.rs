@@ -9,7 +9,7 @@ mod selftest;
 use std::fmt::Write as _;
 use std::io::Write;
 
-use flow_runtime::escape::escape_line;
+use flow_base::escape::escape_line;
 use serde::Serialize;
 
 use crate::arguments::{DoctorArguments, VERSION};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use flow_evaluation::speaker_transcripts::{read_seglst, read_stm};
 use flow_evaluation::utterance::{Utterance, turns};
-use flow_runtime::open_regular_file_or_open_pipe;
+use flow_kind::open_regular_file_or_open_pipe;
 use flow_speakers::rttm::read_rttm;
 use flow_speakers::stages::recording_name;
 use flow_speakers::turns::Turn;

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flow_evaluation::timeline::RecordingTimeline;
 use flow_evaluation::timeline_page::{TIMELINES, TimelinePage, page};
-use flow_runtime::escape::escape_line;
-use flow_runtime::store::write_atomically;
+use flow_base::escape::escape_line;
+use flow_store::write_atomically;
 use flow_speakers::error_rate::Scoring;
 use flow_speakers::error_stretches::error_stretches;
 

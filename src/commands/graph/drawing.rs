@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use flow_runtime::Role;
+use flow_kind::Role;
 
 use super::Node;
 use super::layout::{HEIGHT, WIDTH, layout};

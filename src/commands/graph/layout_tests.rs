@@ -1,4 +1,4 @@
-use flow_runtime::Role;
+use flow_kind::Role;
 use proptest::prelude::*;
 
 use super::*;

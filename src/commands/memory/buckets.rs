@@ -4,8 +4,8 @@ use std::io::Write;
 
 use flow_kernels::device::free_memory;
 use flow_model::ModelConfig;
-use flow_runtime::available_memory;
-use flow_runtime::spec::Pipeline;
+use flow_kind::available_memory;
+use flow_spec::Pipeline;
 use flow_training::TrainingError;
 use flow_training::memory::{BatchShape, DataAssumptions, bucket_batch_sizes, gigabytes, step_fits};
 use flow_training::resolved_settings::ResolvedSettings;

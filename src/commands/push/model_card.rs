@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use flow_hub::HubReference;
-use flow_runtime::store::{Access, Store};
+use flow_store::{Access, Store};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flow_runtime::open_input_file;
+use flow_kind::open_input_file;
 use flow_storage::InputFile;
 
 use crate::embedded;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::DataType;
-use flow_runtime::store::{CountedRows, ForeignParquet};
+use flow_parquet::{CountedRows, ForeignParquet};
 use flow_storage::{FileVersion, is_url};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};

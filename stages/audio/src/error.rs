@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use flow_runtime::store::is_fault_of_the_file;
+use flow_kind::store::is_fault_of_the_file;
 
 /// Error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -49,12 +49,12 @@ pub enum AudioError {
 }
 
 impl AudioError {
-    pub(crate) fn write(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+    pub fn write(path: impl Into<PathBuf>, source: std::io::Error) -> Self {
         let path = path.into();
         AudioError::Write { path, source }
     }
 
-    pub(crate) fn unsafe_path(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
+    pub fn unsafe_path(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
         AudioError::UnsafePath {
             path: path.into(),
             why: why.into(),

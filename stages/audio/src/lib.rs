@@ -1,40 +1,30 @@
-//! Audio: tars of recordings, their verdicts, their extraction, and decoding to 16 kHz mono; recordings that users name, and
-//! their samples.
+//! Audio: recordings of all formats, members of tars, and decoding to 16 kHz mono. No stage kind.
 
 mod block;
 #[cfg(test)]
 mod container_tests;
 pub mod decode;
 mod decode_fault;
-pub mod delete_tars;
 pub mod embedded;
 mod ends;
 pub mod error;
-pub mod examine;
-pub mod extract;
 pub mod flac;
 pub mod flac_encode;
 pub mod format;
 pub mod json_line;
-pub mod language_tag;
 pub mod listing;
 mod matroska_tracks;
 pub mod member_name;
 mod mixer;
 mod movie;
 mod mpeg_gaps;
-mod object_target;
 mod opus;
 pub mod part;
-pub mod place;
-pub mod probe;
 pub mod recording;
 pub mod recording_reader;
 pub mod resample;
 pub mod row_times;
 pub mod samples;
-pub mod shards;
-pub mod space;
 mod stored_bytes;
 mod stream;
 mod streamed_aiff;
@@ -46,12 +36,7 @@ pub mod tar;
 mod test_data;
 mod timeline;
 mod wave64;
-pub mod webdataset;
 pub mod wire_audio;
 
-pub use delete_tars::DeleteTars;
 pub use error::AudioError;
-pub use extract::Extract;
-pub use probe::Probe;
 pub use recording_reader::RecordingReader;
-pub use webdataset::WebDataset;

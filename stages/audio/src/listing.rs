@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use flow_runtime::glob::path_fits;
-use flow_runtime::{Shared, StageError};
+use flow_kind::glob::path_fits;
+use flow_kind::{Shared, StageError};
 use flow_storage::{Location, ObjectUrl, Storage, StorageError, is_url};
 
 /// A recording, and the name of result files about it.
@@ -34,7 +34,7 @@ const ENDINGS: [&str; 32] = [
 const OF_FILMS: [&str; 7] = ["3g2", "3gp", "m4v", "mkv", "mov", "mp4", "webm"];
 
 /// Whether a name with this ending is one of a film.
-pub(crate) fn is_of_film(ending: &str) -> bool {
+pub fn is_of_film(ending: &str) -> bool {
     OF_FILMS.iter().any(|known| ending.eq_ignore_ascii_case(known))
 }
 
@@ -46,12 +46,12 @@ pub fn is_of_program(folder: &OsStr) -> bool {
 }
 
 /// Whether a file or folder is not looked at where the folder that it is in is named.
-pub(crate) fn is_passed_over(name: &OsStr) -> bool {
+pub fn is_passed_over(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".") || is_of_program(name)
 }
 
 /// Whether a name with this ending is one of a recording.
-pub(crate) fn is_of_recording(ending: &str) -> bool {
+pub fn is_of_recording(ending: &str) -> bool {
     ENDINGS.iter().any(|known| ending.eq_ignore_ascii_case(known))
 }
 

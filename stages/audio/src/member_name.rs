@@ -1,6 +1,6 @@
 //! Names of tar members: which are the same, and which may not be written to disk.
 
-use flow_runtime::store::TOMBSTONE_SUFFIX;
+use flow_kind::store::TOMBSTONE_SUFFIX;
 
 /// The name without any leading `./`, which tar writers add or not as they like.
 pub fn strip_dot_slash(name: &str) -> &str {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use flow_runtime::StageError;
+use flow_kind::StageError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -103,7 +103,7 @@ pub fn open_range(
     // The length of a file; none of what is no file.
     let file = crate::embedded::file_of(path);
     let length = match flow_storage::is_url(file) {
-        true => flow_runtime::open_input_file(file)
+        true => flow_kind::open_input_file(file)
             .and_then(|file| file.length())
             .map(Some),
         false => file.metadata().map(|found| found.is_file().then_some(found.len())),
@@ -191,7 +191,7 @@ pub fn lock_if_long(path: &Path, is_stopped: &dyn Fn() -> bool) -> Result<Option
     static LONG: Mutex<()> = Mutex::new(());
     let is_long = stated_seconds(path, None).map_or_else(
         || {
-            let length = flow_runtime::open_input_file(path).and_then(|file| file.length());
+            let length = flow_kind::open_input_file(path).and_then(|file| file.length());
             length.is_ok_and(|length| length > 20_000_000)
         },
         |seconds| seconds > 600.0,

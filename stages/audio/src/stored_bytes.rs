@@ -4,7 +4,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flow_runtime::open_input_file;
+use flow_kind::open_input_file;
 use flow_storage::InputFile;
 use symphonia::core::io::MediaSource;
 

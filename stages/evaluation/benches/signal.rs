@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device};
 use flow_audio::decode::{decode, read_file};
-use flow_audio::shards::{list, recordings};
+use flow_shards::shards::{list, recordings};
 use flow_audio::{flac, tar};
 use flow_model::features::LogMel;
 use flow_model::{ModelConfig, ParameterBuilder};

@@ -9,7 +9,7 @@ use arrow::datatypes::DataType;
 use flow_audio::AudioError;
 use flow_audio::embedded::file_of;
 use flow_kernels::subnormals::kept;
-use flow_runtime::{Artifact, FileRange, StageError};
+use flow_kind::{Artifact, FileRange, StageError};
 use flow_sampling::dataset::{AudioColumns, Dataset, Place, signals_of_one_recording};
 use flow_sampling::manifest_rows::manifest_order;
 use rayon::prelude::*;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{RejectSet, StageError};
+use flow_kind::{RejectSet, StageError};
 
 /// Errors of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ impl From<EvaluationError> for StageError {
             EvaluationError::Stage(error) => error,
             EvaluationError::Setting { path, message } => StageError::setting(path, message),
             EvaluationError::File { path, source } => {
-                let help = flow_runtime::full_disk(&path, &source);
+                let help = flow_kind::full_disk(&path, &source);
                 let failed = StageError::failed(EvaluationError::File { path, source });
                 help.into_iter().fold(failed, StageError::with_help)
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use arrow::array::{Array, AsArray, BinaryArray, Float64Array, RecordBatch, StringArray};
 use arrow::datatypes::Float64Type;
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 use serde_json::{Value, json};
 
 use crate::bootstrap::{Clusters, RATES, Resampling, ratios};

@@ -1,7 +1,7 @@
 //! The hub, for stages with a setting for its token.
 
 use flow_hub::{Hub, HubError, HubToken};
-use flow_runtime::Secret;
+use flow_kind::Secret;
 
 /// The hub of the environment, with `token` where one is given, else with that of the environment.
 ///

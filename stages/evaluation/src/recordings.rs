@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::StageError;
-use flow_runtime::store::{read_note, write_note};
+use flow_kind::StageError;
+use flow_kind::store::{read_note, write_note};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ struct Notes {
 impl Recordings {
     pub fn of(rows: &AudioRows) -> Self {
         let (files, ranges) = rows.recordings();
-        let range = |range: flow_runtime::FileRange| (range.path, range.offset, range.size);
+        let range = |range: flow_kind::FileRange| (range.path, range.offset, range.size);
         Recordings {
             files,
             ranges: ranges.into_iter().map(range).collect(),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::Int64Type;
-use flow_runtime::{
+use flow_kind::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Shape,
     StageError, UrlUse,
 };
@@ -432,7 +432,7 @@ pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, Stage
 fn init_of(checkpoint: &str) -> Option<String> {
     /// The largest file of a training's state that is read.
     const LARGEST: u64 = 16 << 20;
-    let file = flow_runtime::open_regular_file(&Path::new(checkpoint).join("training.json")).ok()?;
+    let file = flow_kind::open_regular_file(&Path::new(checkpoint).join("training.json")).ok()?;
     let told: Value = serde_json::from_reader(BufReader::new(file.take(LARGEST))).ok()?;
     let init = told["identity"]["init"].as_str()?;
     (!init.is_empty() && init != "none").then(|| init.to_owned())

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
-use flow_runtime::ROW;
+use flow_kind::ROW;
 use flow_runtime::harness::Harness;
 use flow_sampling::plan::Balance;
 use flow_sampling::plan_batches::{Plan, PlanSettings};
@@ -359,7 +359,7 @@ fn the_screen_has_the_short_tables() {
     let mut data = PageData::default();
     let artifact = Artifact::in_memory(
         heard().schema(),
-        vec![(flow_runtime::Partition::new("all"), vec![heard()])],
+        vec![(flow_kind::Partition::new("all"), vec![heard()])],
     )
     .unwrap();
     let settings: ReportSettings = serde_json::from_value(json!({ "out": "x", "normalize": "whisper_basic" })).unwrap();
@@ -390,11 +390,11 @@ fn the_screen_has_the_short_tables() {
 
 #[test]
 fn a_report_on_nothing_is_an_error_that_says_where_the_rows_went() {
-    let refused = |number: u32, reason: &str| flow_runtime::Reject {
+    let refused = |number: u32, reason: &str| flow_kind::Reject {
         row: Some(number),
         id: None,
         reason: reason.into(),
-        class: flow_runtime::RejectClass::Rule,
+        class: flow_kind::RejectClass::Rule,
         detail: String::new(),
         values: String::new(),
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 use maud::{Markup, html};
 
 use crate::alignment::{Edit, align};

@@ -1,6 +1,6 @@
 //! How texts are written: with capital letters, marks and digits, or without.
 
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 
 /// Numbers of texts by their style.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Float64Type, Int64Type};
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 use serde::Serialize;
 
 use crate::error::EvaluationError;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 use flow_speakers::turns::{Turn, joined, sort};
 
 use crate::normalize::Normalizer;

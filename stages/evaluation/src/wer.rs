@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 
 use crate::bootstrap::Intervals;
 use crate::normalize::Normalizer;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use flow_audio::language_tag::{next_tag, split_tag};
+use flow_text::language_tag::{next_tag, split_tag};
 
 use crate::alignment::aligned;
 use crate::normalize::Normalizer;

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use flow_manifest::language::correct_language;
-use flow_manifest::text::{clean_text, norm_text};
+use flow_text::normalize::{clean_text, norm_text};
 
 fn texts(rows: usize) -> Vec<String> {
     let words = [

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Input, ROW, StageError};
+use flow_kind::{Input, ROW, StageError};
 
 use crate::error::ManifestError;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
-use flow_runtime::{
+use flow_kind::{
     Body, ColumnType, Context, Decision, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
     RejectClass, RowOutcome, Shape, StageError,
 };

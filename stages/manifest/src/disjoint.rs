@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray, Float64Array, Int64Array, LargeStringArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
-use flow_audio::language_tag::untagged;
-use flow_runtime::{
+use flow_text::language_tag::untagged;
+use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     ReadOnce, Shape, Source, SourcePartition, StageError,
 };
@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{ByKey, Key};
-use crate::text::norm_text;
+use flow_text::normalize::norm_text;
 
 /// Rows that are named in the error.
 const EXAMPLES: usize = 3;

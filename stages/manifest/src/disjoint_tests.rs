@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, StringArray, UInt32Array};
 use arrow::datatypes::{Field, Schema};
-use flow_runtime::event::Event;
+use flow_kind::event::Event;
 use flow_runtime::harness::{Harness, Output};
 use proptest::prelude::*;
 

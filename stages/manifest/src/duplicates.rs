@@ -15,7 +15,7 @@ use arrow::array::{
 };
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Artifact, Context, GroupDecision, GroupRows, Partition, ROW, StageError};
+use flow_kind::{Artifact, Context, GroupDecision, GroupRows, Partition, ROW, StageError};
 use rayon::prelude::*;
 
 use crate::columns;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::StageError;
+use flow_kind::StageError;
 
 /// Why manifest work cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +99,7 @@ impl From<ManifestError> for StageError {
                 help: None,
             },
             ManifestError::Io { path, source } => {
-                let help = flow_runtime::full_disk(&path, &source);
+                let help = flow_kind::full_disk(&path, &source);
                 let failed = StageError::failed(ManifestError::Io { path, source });
                 help.into_iter().fold(failed, StageError::with_help)
             }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray, UInt64Array};
-use flow_runtime::Partition;
+use flow_kind::Partition;
 use twox_hash::XxHash64;
 
 use crate::error::ManifestError;

@@ -6,8 +6,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use flow_runtime::open_input_file;
-use flow_runtime::spec::yaml;
+use flow_kind::open_input_file;
+use flow_kind::yaml;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ManifestError;

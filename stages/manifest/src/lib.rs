@@ -1,7 +1,7 @@
 //! Manifests: shards are scanned, their rows cleaned and corrected with SQL, deduplicated, split and
 //! written.
 //!
-//! The modules [`text`], [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
+//! The modules [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
 //! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`correct`], [`dedup`], [`split`],
 //! [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
@@ -34,12 +34,10 @@ pub mod split;
 pub mod sql;
 pub mod statistics;
 pub mod table;
-pub mod text;
 pub mod validation;
 pub mod write;
 mod write_hugging_face;
 pub mod write_lines;
 mod write_parts;
-pub mod written_form;
 
 pub use error::ManifestError;

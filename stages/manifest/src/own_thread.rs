@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use flow_runtime::StageError;
+use flow_kind::StageError;
 
 type Job = Box<dyn FnOnce() + Send>;
 

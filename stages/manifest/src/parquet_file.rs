@@ -16,7 +16,7 @@ use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
 use crossbeam_channel::bounded;
-use flow_runtime::{Digest, StageError};
+use flow_kind::{Digest, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{ArrowColumnWriter, ArrowLeafColumn, ArrowRowGroupWriterFactory, compute_leaves};
 use parquet::basic::{Compression, ZstdLevel};

@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use bytes::Bytes;
-use flow_runtime::store::{StoreError, read_note, write_note};
-use flow_runtime::{Digest, open_regular_file};
+use flow_kind::store::{StoreError, read_note, write_note};
+use flow_kind::{Digest, open_regular_file};
 use flow_storage::is_url;
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
 use flow_runtime::harness::Harness;
-use flow_runtime::{ROW, Reject, RejectClass, StageError};
+use flow_kind::{ROW, Reject, RejectClass, StageError};
 use proptest::prelude::*;
 
 use super::*;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Schema};
-use flow_runtime::{Input, Partition, ROW, StageError};
+use flow_kind::{Input, Partition, ROW, StageError};
 use flow_storage::is_url;
 
 use crate::columns::{self, MANIFEST_COLUMNS};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use arrow::datatypes::SchemaRef;
-use flow_runtime::{
+use flow_kind::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError, UNREADABLE,
 };
@@ -68,9 +68,9 @@ impl Kind for Scan {
         "rows",
         "one for each row of the shards' metadata, beside what their index says",
     )];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
-        ("shards", flow_runtime::UrlUse::Read),
-        ("source", flow_runtime::UrlUse::Text),
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[
+        ("shards", flow_kind::UrlUse::Read),
+        ("source", flow_kind::UrlUse::Text),
     ];
     type Settings = ScanSettings;
 

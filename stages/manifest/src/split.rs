@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
-use flow_runtime::{
+use flow_kind::{
     Artifact, Body, ChoiceRows, ColumnType, Context, Decision, Global, GroupChoice, GroupKey, InputPort, Inputs, Kind,
     OutputPort, Partition, Port, ROW, RejectSet, RowOutcome, Shape, StageError,
 };
@@ -473,11 +473,11 @@ mod tests {
 
     #[test]
     fn where_no_row_is_left_the_commonest_reject_is_named() {
-        let reject = flow_runtime::Reject {
+        let reject = flow_kind::Reject {
             row: Some(0),
             id: None,
             reason: "duration_too_long".into(),
-            class: flow_runtime::RejectClass::Rule,
+            class: flow_kind::RejectClass::Rule,
             detail: String::new(),
             values: String::new(),
         };

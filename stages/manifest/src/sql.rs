@@ -10,7 +10,7 @@ use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, UInt
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{
+use flow_kind::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
 };
@@ -22,7 +22,7 @@ use crate::error::ManifestError;
 use crate::language::Languages;
 use crate::own_thread::OwnThread;
 use crate::session::{Expression, Functions, Params, Query, Relation, Session, normal_expression, normal_query};
-use crate::text::{TextRules, TextSettings};
+use flow_text::normalize::{TextRules, TextSettings};
 
 /// Transforms rows with SQL, partition by partition.
 ///
@@ -155,7 +155,7 @@ impl Kind for Sql {
     .count(InputCount::Many)];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the columns that the query selects")];
     const SQL_SETTINGS: &'static [&'static str] = &["query", "join", "when", "detail"];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("languages", flow_runtime::UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("languages", flow_kind::UrlUse::Read)];
     type Settings = SqlSettings;
 
     fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {

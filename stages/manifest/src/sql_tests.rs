@@ -3,8 +3,8 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
-use flow_runtime::spec::yaml;
-use flow_runtime::{Kind, ROW, StageError};
+use flow_kind::yaml;
+use flow_kind::{Kind, ROW, StageError};
 use proptest::prelude::*;
 
 use super::*;
@@ -545,7 +545,7 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
         path.display()
     );
     table("one");
-    let value: SqlSettings = flow_runtime::spec::yaml::from_text(&with).unwrap();
+    let value: SqlSettings = flow_kind::yaml::from_text(&with).unwrap();
     let planned = Sql::identity(&value);
     table("two");
     let output = Harness::<Sql>::new(value.clone())
@@ -557,7 +557,7 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
     let lang = batch.column_by_name("lang").unwrap().as_string::<i32>();
     assert_eq!((lang.value(0), Sql::identity(&value)), ("one", planned.clone()));
     // Another run sees the new one.
-    let next: SqlSettings = flow_runtime::spec::yaml::from_text(&with).unwrap();
+    let next: SqlSettings = flow_kind::yaml::from_text(&with).unwrap();
     assert_ne!(Sql::identity(&next), planned);
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use arrow::array::{Array, RecordBatch};
-use flow_runtime::StageError;
+use flow_kind::StageError;
 use rayon::prelude::*;
 use serde::Serialize;
 

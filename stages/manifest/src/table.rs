@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::event::Event;
-use flow_runtime::{
+use flow_kind::event::Event;
+use flow_kind::{
     Body, Conservation, Context, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, ReadOnce, Shape, Source,
     SourcePartition, StageError,
 };
@@ -193,9 +193,9 @@ pub struct Table;
 impl Kind for Table {
     const NAME: &'static str = "manifest.table";
     const VERSION: u32 = 5;
-    const INPUTS: &'static [flow_runtime::InputPort] = &[];
+    const INPUTS: &'static [flow_kind::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("path", flow_runtime::UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("path", flow_kind::UrlUse::Read)];
     type Settings = TableSettings;
 
     fn shape(settings: &TableSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -317,7 +317,7 @@ fn what_decides_the_rows_is_told_apart() {
     fs::write(&path, "a,b\n1,2\n").unwrap();
     let identity = |more: &str| {
         let text = format!("path: {}\n{more}", path.display());
-        Table::identity(&flow_runtime::spec::yaml::from_text(&text).unwrap())
+        Table::identity(&flow_kind::yaml::from_text(&text).unwrap())
     };
     assert_eq!(identity(""), identity("columns: {a: text, b: text}"));
     assert_ne!(identity(""), identity("columns: {a: text, b: int64}"));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::ROW;
+use flow_kind::ROW;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -108,7 +108,7 @@ mod tests {
 
     use arrow::array::{RecordBatch, UInt32Array};
     use flow_runtime::harness::decide;
-    use flow_runtime::{Artifact, Decision, Partition};
+    use flow_kind::{Artifact, Decision, Partition};
     use proptest::prelude::*;
 
     use super::*;

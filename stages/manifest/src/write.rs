@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::event::Event;
-use flow_runtime::reject::ReasonCount;
-use flow_runtime::{
+use flow_kind::event::Event;
+use flow_kind::reject::ReasonCount;
+use flow_kind::{
     Artifact, Body, Context, Digest, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, PartOfRejects,
     Partition, RejectSet, Shape, StageError, UrlUse,
 };

@@ -13,7 +13,7 @@ use flow_audio::flac_encode;
 use flow_audio::format::recognise;
 use flow_audio::part::{TOLERANCE_SECONDS, decode_rows, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
-use flow_runtime::{Artifact, ExportFile, ExportSet, Input, Inputs, Partition, StageError};
+use flow_kind::{Artifact, ExportFile, ExportSet, Input, Inputs, Partition, StageError};
 use flow_storage::is_url;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};

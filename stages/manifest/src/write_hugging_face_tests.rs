@@ -243,7 +243,7 @@ fn files_and_row_groups_are_bounded() {
             read_seconds: 2.0,
         };
         let out = folder.path().join(number.to_string());
-        let mut set = ExportSet::begin(&out, "flow.json", flow_runtime::Digest::of(b""), "run", folder.path()).unwrap();
+        let mut set = ExportSet::begin(&out, "flow.json", flow_kind::Digest::of(b""), "run", folder.path()).unwrap();
         write_with_limits(&settings, &[("train", &artifact)], &mut set, &|| false, limits).unwrap();
         set.finish().unwrap();
         let mut texts = Vec::new();

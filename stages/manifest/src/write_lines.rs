@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Schema};
-use flow_runtime::{Artifact, Digest, Partition, StageError};
+use flow_kind::{Artifact, Digest, Partition, StageError};
 use flow_storage::is_url;
 use serde::Serialize;
 use serde_json::Value;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use flow_runtime::{Digest, StageError};
+use flow_kind::{Digest, StageError};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 

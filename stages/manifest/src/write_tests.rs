@@ -279,11 +279,11 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let rows = read(&manifest(folder.path()));
     let schema = rows.shape.outputs[0].schema.clone();
-    let reject = |reason: &str| flow_runtime::Reject {
+    let reject = |reason: &str| flow_kind::Reject {
         row: Some(0),
         id: None,
         reason: reason.into(),
-        class: flow_runtime::RejectClass::Rule,
+        class: flow_kind::RejectClass::Rule,
         detail: String::new(),
         values: "{}".into(),
     };

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use flow_audio::decode::decode;
 use flow_audio::flac::{Samples, StreamInfo};
-use flow_audio::shards::list;
+use flow_shards::shards::list;
 use flow_audio::{flac, flac_encode, tar};
 use flow_random::SplitMix64;
 use flow_sampling::augment::{Augmenter, Step};

@@ -11,8 +11,8 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use flow_runtime::Digest;
-use flow_runtime::store::write_atomically;
+use flow_kind::Digest;
+use flow_kind::store::write_atomically;
 use schemars::JsonSchema;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};

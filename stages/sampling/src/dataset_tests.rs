@@ -128,7 +128,7 @@ fn rows_read_alone_are_mixed_as_their_recording_is() {
 
 #[test]
 fn rows_that_lost_a_column_of_their_place_are_refused() {
-    static PORT: flow_runtime::InputPort = flow_runtime::InputPort::whole("rows", "rows");
+    static PORT: flow_kind::InputPort = flow_kind::InputPort::whole("rows", "rows");
     let rows = |names: &[&str]| {
         let fields: Vec<Field> = names
             .iter()

@@ -2,9 +2,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float32Type, Float64Type, Int32Type, Schema, SchemaRef};
-use flow_runtime::event::Event;
+use flow_kind::event::Event;
 use flow_runtime::harness::{Harness, Output};
-use flow_runtime::{ProcessShare, ROW};
+use flow_kind::{ProcessShare, ROW};
 
 use super::*;
 use crate::plan::BatchPlan;
@@ -51,7 +51,7 @@ fn rows_schema() -> SchemaRef {
 }
 
 fn members_schema() -> SchemaRef {
-    flow_audio::probe::members_schema()
+    flow_shards::probe::members_schema()
 }
 
 impl Train {
@@ -90,7 +90,7 @@ fn settings() -> LoadSettings {
 }
 
 fn probed() -> Output {
-    use flow_audio::probe::{AudioFrom, Probe, ProbeSettings};
+    use flow_shards::probe::{AudioFrom, Probe, ProbeSettings};
     let settings = ProbeSettings {
         shards: corpus("micro").join("shards"),
         audio_from: AudioFrom::Tar,
@@ -348,8 +348,8 @@ fn a_larger_sample_holds_a_smaller_one() {
         .into_iter()
         .map(|(partition, batch)| (Partition::new(partition), vec![batch]))
         .collect();
-    let rows = flow_runtime::Artifact::in_memory(schema, parts).unwrap();
-    let members = flow_runtime::Artifact::empty(members_schema());
+    let rows = flow_kind::Artifact::in_memory(schema, parts).unwrap();
+    let members = flow_kind::Artifact::empty(members_schema());
     let sample = |count: u64| -> Vec<String> {
         let data = Dataset::read(&rows, Some(&members), "shards".as_ref(), Some(count)).unwrap();
         (0..data.len() as u32)
@@ -399,11 +399,11 @@ fn where_no_row_is_left_the_commonest_reject_is_named() {
         .feed("rows", "hi/hi_0000", RecordBatch::new_empty(rows_schema()))
         .empty_partition("members", "hi/hi_0000");
     for (row, reason) in (0..).zip(["quality_too_low", "duration_too_long", "duration_too_long"]) {
-        let reject = flow_runtime::Reject {
+        let reject = flow_kind::Reject {
             row: Some(row),
             id: None,
             reason: reason.into(),
-            class: flow_runtime::RejectClass::Rule,
+            class: flow_kind::RejectClass::Rule,
             detail: String::new(),
             values: String::new(),
         };

@@ -6,7 +6,7 @@ use arrow::array::{
     ArrayRef, Float32Builder, Float64Array, Int32Array, Int64Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{ROW, StageError};
+use flow_kind::{ROW, StageError};
 
 use crate::curriculum::Stage;
 use crate::dataset::Utterance;

@@ -8,7 +8,7 @@ use arrow::array::{
     ArrayRef, Float64Array, Int32Array, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{
+use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, RejectSet, Shape,
     Source, SourcePartition, StageError, open_input_file,
 };
@@ -139,7 +139,7 @@ impl Kind for Plan {
         OutputPort::new("summary", "figures of the plan"),
         OutputPort::new("languages", "what balancing does to each language"),
     ];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("manifest", flow_runtime::UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("manifest", flow_kind::UrlUse::Read)];
     type Settings = PlanSettings;
 
     fn shape(settings: &PlanSettings, inputs: &Inputs) -> Result<Shape, StageError> {

@@ -1,6 +1,6 @@
 use arrow::array::AsArray;
 use arrow::datatypes::{Float64Type, Int64Type};
-use flow_runtime::event::Event;
+use flow_kind::event::Event;
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 

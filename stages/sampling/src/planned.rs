@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_runtime::store::checked_json;
+use flow_kind::store::checked_json;
 use flow_storage::{Location, ObjectUrl, Storage, StorageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

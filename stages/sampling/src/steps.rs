@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flow_runtime::Digest;
-use flow_runtime::store::{read_note, write_note};
+use flow_kind::Digest;
+use flow_kind::store::{read_note, write_note};
 use serde::{Deserialize, Serialize};
 
 use crate::error::SamplingError;

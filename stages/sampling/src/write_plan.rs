@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Schema;
-use flow_runtime::{
+use flow_kind::{
     Body, ColumnType, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, ROW, Shape, StageError, UrlUse,
 };
 use flow_storage::Location;

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use flow_runtime::{
+use flow_kind::{
     Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Reject, RejectClass, Shape,
     Source, SourcePartition, StageError,
 };
@@ -28,9 +28,10 @@ use rayon::ThreadPool;
 
 use clip::{Clip, Maker, Refused};
 use espeak::Espeak;
-use flow_audio::place::{Content, Target};
-use flow_audio::probe::decoding_pool;
-use flow_audio::{AudioError, examine, shards, space};
+use flow_shards::place::{Content, Target};
+use flow_shards::probe::decoding_pool;
+use flow_audio::AudioError;
+use flow_shards::{examine, shards, space};
 use plan::PlannedShard;
 use sentences::{Choice, Language, Side};
 pub use settings::{HeldOut, JoinedSettings, NoiseSettings, RoomSettings, SynthesizeSettings};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
-use flow_runtime::{Artifact, Partition, StageError};
+use flow_kind::{Artifact, Partition, StageError};
 
 /// The shards with files that are missing or have another size, each with the first such file.
 pub(super) fn missing_outputs(out: &Path, committed: &Artifact) -> Result<BTreeMap<Partition, String>, StageError> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use flow_runtime::StageError;
+use flow_kind::StageError;
 
 use super::sentences::Side;
 use super::settings::SynthesizeSettings;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{ROW, StageError};
+use flow_kind::{ROW, StageError};
 
 use super::clip::Clip;
 use super::plan::PlannedShard;
 use flow_audio::flac;
-use flow_audio::webdataset;
+use flow_shards::webdataset;
 
 /// Schema of the port `files`.
 pub fn files_schema() -> SchemaRef {

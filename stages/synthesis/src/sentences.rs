@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
 
-use flow_runtime::spec::yaml;
+use flow_kind::yaml;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 

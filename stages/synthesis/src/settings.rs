@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use flow_runtime::{ReadOnce, StageError};
+use flow_kind::{ReadOnce, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

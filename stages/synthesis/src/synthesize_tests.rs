@@ -252,7 +252,7 @@ fn faults_of_espeak_are_rejects_with_a_reason_and_other_clips_take_their_places(
     let mut numbers: Vec<u32> = rejects.iter().map(|(_, reject)| reject.row.unwrap()).collect();
     for partition in &output.partitions {
         let rows = output.rows("train", partition.as_str());
-        let of_rows: BTreeSet<u32> = rows[flow_runtime::ROW]
+        let of_rows: BTreeSet<u32> = rows[flow_kind::ROW]
             .as_primitive::<UInt32Type>()
             .values()
             .iter()

@@ -8,13 +8,13 @@ use std::path::Path;
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_runtime::store::ForeignParquet;
+use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 use sha2::{Digest as _, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use flow_audio::AudioError;
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 
 /// Columns that may hold the text, the first that is there counts.
 const TEXT_COLUMNS: [&str; 2] = ["text", "transcription_native"];

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_hub::HubError;
-use flow_runtime::StageError;
+use flow_kind::StageError;
 
 /// Errors of this crate. Messages name the thing and say what to do.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +126,7 @@ impl From<TrainingError> for StageError {
             TrainingError::NotFinite { .. } => StageError::failed(message).with_help("lower the rate, raise the warm-up, or look at the segments that are named; `max_bad_steps` sets the limit"),
             TrainingError::NothingLoaded { .. } => StageError::failed(message).with_help("check that the audio is where the rows say; `max_bad_steps` sets the limit"),
             TrainingError::File { path, source } => {
-                let help = flow_runtime::full_disk(&path, &source);
+                let help = flow_kind::full_disk(&path, &source);
                 help.into_iter().fold(StageError::failed(message), StageError::with_help)
             }
             _ => StageError::failed(message),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use flow_runtime::processes::Processes;
-use flow_runtime::{Context, Log, LogPosition, Operator, Out, Partition, Progress, StageError};
+use flow_kind::processes::Processes;
+use flow_kind::{Context, Log, LogPosition, Operator, Out, Partition, Progress, StageError};
 
 use crate::ranks::{ArrivedStep, WorkerInput, WorkerInputs};
 use crate::train::step_of;

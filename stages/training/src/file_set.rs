@@ -1,6 +1,6 @@
 //! The [`Shape`] of an export that writes a set of files from its only input.
 
-use flow_runtime::{Shape, StageError};
+use flow_kind::{Shape, StageError};
 
 /// Checks the folder `out` and the files' `name`.
 pub(crate) fn shape(out: &str, name: &str) -> Result<Shape, StageError> {

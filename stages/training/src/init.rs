@@ -9,7 +9,7 @@ use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
-use flow_runtime::local_copy;
+use flow_kind::local_copy;
 use flow_storage::is_url;
 
 use crate::error::TrainingError;

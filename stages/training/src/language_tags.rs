@@ -6,10 +6,10 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_audio::language_tag::{UNDETERMINED, is_language, primary, same_language, split_tag};
+use flow_text::language_tag::{UNDETERMINED, is_language, primary, same_language, split_tag};
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::event::Event;
-use flow_runtime::{
+use flow_kind::event::Event;
+use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, Shape,
     StageError,
 };

@@ -3,7 +3,7 @@
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, StringArray};
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::DataType;
-use flow_runtime::{
+use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     RejectClass, Shape, StageError,
 };

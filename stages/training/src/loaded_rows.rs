@@ -6,7 +6,7 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type};
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::ColumnType;
+use flow_kind::ColumnType;
 
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};

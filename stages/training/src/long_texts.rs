@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -6,8 +6,8 @@ use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::HubReference;
 use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::store::path_in_set;
-use flow_runtime::{
+use flow_kind::store::path_in_set;
+use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
     StageError, read_regular_file,
 };
@@ -107,11 +107,11 @@ impl Kind for ReadTokenizer {
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
-        ("checkpoints", flow_runtime::UrlUse::Read),
-        ("init", flow_runtime::UrlUse::Read),
-        ("tokenizer", flow_runtime::UrlUse::Read),
-        ("from_nothing", flow_runtime::UrlUse::Read),
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[
+        ("checkpoints", flow_kind::UrlUse::Read),
+        ("init", flow_kind::UrlUse::Read),
+        ("tokenizer", flow_kind::UrlUse::Read),
+        ("from_nothing", flow_kind::UrlUse::Read),
     ];
     type Settings = ReadTokenizerSettings;
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
 use flow_model::layers::convolution::BatchNorm;
-use flow_runtime::{ReadOnce, Secret};
+use flow_kind::{ReadOnce, Secret};
 
 use crate::checkpoint::Ranking;
 pub use crate::checkpoint::{KeepBest, Monitor};
@@ -581,7 +581,7 @@ impl TrainSettings {
 
 #[cfg(test)]
 mod tests {
-    use flow_runtime::Kind;
+    use flow_kind::Kind;
 
     use super::*;
     use crate::train::TrainingTrain;

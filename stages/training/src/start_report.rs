@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ pub fn words_and_tokens(
         let counts: Vec<(usize, u64, u64)> = (0..batch.len())
             .into_par_iter()
             .filter_map(|row| {
-                let text = flow_audio::language_tag::split_tag(batch.text(row)?).1;
+                let text = flow_text::language_tag::split_tag(batch.text(row)?).1;
                 let words = text.split_whitespace().count() as u64;
                 Some((row, words, tokenizer.encode(text).len() as u64))
             })

@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
-use flow_audio::probe::MEMBER_COLUMNS;
-use flow_runtime::{
+use flow_shards::probe::MEMBER_COLUMNS;
+use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
 };
@@ -71,11 +71,11 @@ impl Kind for TrainingTrain {
             .columns(TOKENIZER_COLUMNS),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("model", "the checkpoint that is handed on")];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
-        ("checkpoints", flow_runtime::UrlUse::Write),
-        ("init", flow_runtime::UrlUse::Read),
-        ("tokenizer", flow_runtime::UrlUse::Read),
-        ("shards", flow_runtime::UrlUse::Read),
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[
+        ("checkpoints", flow_kind::UrlUse::Write),
+        ("init", flow_kind::UrlUse::Read),
+        ("tokenizer", flow_kind::UrlUse::Read),
+        ("shards", flow_kind::UrlUse::Read),
     ];
     type Settings = TrainSettings;
 

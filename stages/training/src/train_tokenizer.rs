@@ -7,12 +7,12 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_audio::language_tag::tag_of;
+use flow_text::language_tag::tag_of;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
-use flow_runtime::store::path_in_set;
-use flow_runtime::{
+use flow_kind::store::path_in_set;
+use flow_kind::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     ReadOnce, Shape, Source, SourcePartition, StageError, local_copy, read_regular_file,
 };
@@ -279,7 +279,7 @@ impl Kind for TrainTokenizer {
     .count(InputCount::Many)
     .columns(&[("text", ColumnType::AnyText)])];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[("extend", flow_runtime::UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("extend", flow_kind::UrlUse::Read)];
     type Settings = TrainTokenizerSettings;
 
     fn shape(settings: &TrainTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {

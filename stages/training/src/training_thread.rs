@@ -14,8 +14,8 @@ use flow_evaluation::validation::ValidationSet;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
-use flow_runtime::event::Event;
-use flow_runtime::{Artifact, Context, Partition, StageError};
+use flow_kind::event::Event;
+use flow_kind::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
 use crate::init::{configuration, fetch_model, is_remote};

@@ -3,7 +3,7 @@
 use arrow::array::{Array, AsArray, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 
 /// The transcripts of a batch of rows.
 pub struct Transcripts {

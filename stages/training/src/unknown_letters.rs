@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 

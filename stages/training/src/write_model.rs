@@ -6,7 +6,7 @@ use arrow::array::{AsArray, StringArray};
 use flow_evaluation::report::MODEL_COLUMNS;
 use flow_model::Weights;
 use flow_model::checkpoint::{Format, OpenModel};
-use flow_runtime::{
+use flow_kind::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse};
+use flow_kind::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

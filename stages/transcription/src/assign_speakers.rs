@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use arrow::array::RecordBatch;
-use flow_runtime::{
+use flow_kind::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
     Progress, Shape, StageError,
 };

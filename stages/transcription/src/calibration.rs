@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::open_regular_file;
+use flow_kind::open_regular_file;
 use serde::{Deserialize, Serialize};
 
 use crate::{Result, TranscriptionError, Word};

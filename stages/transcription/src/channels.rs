@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flow_audio::listing::{ENDINGS_OF_RESULTS, Recording, shared_recordings};
 use flow_audio::recording_reader::{Channels, channel_count};
-use flow_runtime::{Shared, StageError};
+use flow_kind::{Shared, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

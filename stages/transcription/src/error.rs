@@ -49,11 +49,11 @@ impl TranscriptionError {
     }
 }
 
-impl From<TranscriptionError> for flow_runtime::StageError {
+impl From<TranscriptionError> for flow_kind::StageError {
     fn from(error: TranscriptionError) -> Self {
         match &error {
-            TranscriptionError::Setting { setting, why } => flow_runtime::StageError::setting(*setting, why),
-            _ => flow_runtime::StageError::failed(error),
+            TranscriptionError::Setting { setting, why } => flow_kind::StageError::setting(*setting, why),
+            _ => flow_kind::StageError::failed(error),
         }
     }
 }

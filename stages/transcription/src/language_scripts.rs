@@ -1,6 +1,6 @@
 //! The scripts that languages are written in.
 
-use flow_audio::language_tag::{is_language, primary};
+use flow_text::language_tag::{is_language, primary};
 use unicode_script::{Script, UnicodeScript};
 
 /// Scripts, and the codes of languages (ISO 639) that are written in them. A language may be in several rows.

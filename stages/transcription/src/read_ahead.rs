@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use flow_runtime::Partition;
+use flow_kind::Partition;
 use flow_storage::FileVersion;
 
 use crate::recognizer::Recognized;

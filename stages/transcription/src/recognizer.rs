@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device};
-use flow_audio::language_tag::{is_language, split_tag};
+use flow_text::language_tag::{is_language, split_tag};
 use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::Precision;

@@ -7,7 +7,7 @@ use arrow::array::{
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, SchemaRef};
-use flow_runtime::{ROW, StageError};
+use flow_kind::{ROW, StageError};
 use serde_json::{Map, Value};
 
 use crate::coverage::{Coverage, Hole};

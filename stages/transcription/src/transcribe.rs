@@ -13,8 +13,8 @@ use flow_audio::samples::Refusal;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::{Precision, Weights};
-use flow_runtime::event::Event;
-use flow_runtime::{
+use flow_kind::event::Event;
+use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
     SourcePartition, StageError, UrlUse, open_regular_file,
 };

@@ -7,7 +7,7 @@ use flow_kernels::device::DeviceChoice;
 use flow_model::decoding::DecodingOptions;
 use flow_model::heads::HeadKind;
 use flow_model::{Precision, Weights};
-use flow_runtime::StageError;
+use flow_kind::StageError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

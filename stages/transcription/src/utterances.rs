@@ -8,7 +8,7 @@ use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray,
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::listing::{Recording, shared_recordings};
-use flow_runtime::{
+use flow_kind::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
 };
@@ -215,7 +215,7 @@ impl Operator for Maker {
         // Rows are text, so nothing could be read by another path.
         let Some(path) = path.to_str() else {
             let why = format!("{} is not UTF-8: rename it", path.display());
-            out.reject_partition("bad_path", flow_runtime::RejectClass::Fault, why);
+            out.reject_partition("bad_path", flow_kind::RejectClass::Fault, why);
             return Ok(Progress::Done);
         };
         let lang = match &metadata.languages[..] {
@@ -226,7 +226,7 @@ impl Operator for Maker {
             let found = metadata.languages.join(", ");
             out.reject_partition(
                 "no_language",
-                flow_runtime::RejectClass::Rule,
+                flow_kind::RejectClass::Rule,
                 format!(
                     "the model tagged the recording with {}",
                     if found.is_empty() { "no language" } else { &found }

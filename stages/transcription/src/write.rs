@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use flow_runtime::output_files::{self, OutputFile};
-use flow_runtime::{
+use flow_kind::output_files::{self, OutputFile};
+use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
     Port, Progress, Shape, StageError, UrlUse,
 };

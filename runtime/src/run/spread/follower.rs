@@ -11,17 +11,17 @@ use super::message::{Answer, Invitation, LogMessage, NodeMessage, RegionMessage,
 use crate::dataflow::cluster::{Cluster, Dataflows};
 use crate::dataflow::job::{NodeJob, RegionJob, Signals};
 use crate::dataflow::run_region;
-use crate::digest::Digest;
-use crate::event::{Event, Events};
-use crate::partition::Partition;
-use crate::plan::Options;
-use crate::plan::graph::Node;
+use crate::options::Options;
 use crate::planner::state::PlanState;
-use crate::processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
 use crate::run::job::{node_job, region_job};
-use crate::run_error::RunError;
-use crate::spec::Checked;
-use crate::store::{Access, ArtifactWriter, Store};
+use flow_base::digest::Digest;
+use flow_base::event::{Event, Events};
+use flow_base::partition::Partition;
+use flow_plan::graph::Node;
+use flow_plan::run_error::RunError;
+use flow_processes::{ANSWERS, INVITATIONS, Processes, RegionTopics};
+use flow_spec::Checked;
+use flow_store::{Access, ArtifactWriter, Store};
 
 /// Takes part in the regions of a run, on a thread of its own.
 pub(in crate::run) struct Follower {

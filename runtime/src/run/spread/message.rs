@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::dataflow::job::KeyPart;
-use crate::digest::Digest;
-use crate::partition::Partition;
-use crate::plan::keys::ListedPartition;
-use crate::store::{NotedFile, Record};
+use flow_base::digest::Digest;
+use flow_base::partition::Partition;
+use flow_plan::keys::ListedPartition;
+use flow_store::{NotedFile, Record};
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum Invitation {

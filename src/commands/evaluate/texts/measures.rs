@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use flow_audio::language_tag::tag_of;
-use flow_audio::language_tag::usual_language;
+use flow_text::language_tag::tag_of;
+use flow_text::language_tag::usual_language;
 use flow_evaluation::bootstrap::{Clusters, RATES, Resampling, ratios};
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore};

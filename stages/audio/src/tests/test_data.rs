@@ -1,5 +1,7 @@
 //! Where the tests find corpora and golden figures.
 
+#![allow(dead_code, reason = "two crates use some of them each")]
+
 use std::path::{Path, PathBuf};
 
 use crate::{decode, tar};

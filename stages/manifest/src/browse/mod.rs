@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{ArrayRef, RecordBatch, StringArray, new_null_array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Artifact, Partition, RejectSet, StageError};
+use flow_kind::{Artifact, Partition, RejectSet, StageError};
 
 use crate::error::ManifestError;
 pub use query::{Filter, Group, PlacedRow, RowQuery, Test, Total, texts};
@@ -295,5 +295,5 @@ fn unreadable(error: StageError) -> ManifestError {
 
 /// Opens a file of the user, if it is a regular one.
 fn open(path: &Path) -> Result<std::fs::File, ManifestError> {
-    flow_runtime::open_regular_file(path).map_err(|error| ManifestError::io(path, error))
+    flow_kind::open_regular_file(path).map_err(|error| ManifestError::io(path, error))
 }

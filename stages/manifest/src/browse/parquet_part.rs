@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
-use flow_runtime::store::{CountedRows, ForeignParquet};
+use flow_parquet::{CountedRows, ForeignParquet};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::errors::ParquetError;

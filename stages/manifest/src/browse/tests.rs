@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use arrow::array::{AsArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
-use flow_runtime::{Artifact, Partition};
+use flow_kind::{Artifact, Partition};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tempfile::TempDir;

@@ -5,7 +5,7 @@ use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_runtime::{Partition, SourcePartition, StageError};
+use flow_kind::{Partition, SourcePartition, StageError};
 
 use super::folder_languages::FolderLanguages;
 use super::listing::{AUDIO, Listed, Transcript, list, stem};

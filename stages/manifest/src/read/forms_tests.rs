@@ -469,7 +469,7 @@ fn of_several_columns_of_one_name_the_first_is_read_and_told() {
         settings.check_audio = false;
         let output = run(settings);
         assert_eq!(column(&output, "text"), ["one"]);
-        let is_note = |event: &flow_runtime::event::Event| matches!(event, flow_runtime::event::Event::Note { message } if message.contains("several columns are called `Text`"));
+        let is_note = |event: &flow_kind::event::Event| matches!(event, flow_kind::event::Event::Note { message } if message.contains("several columns are called `Text`"));
         output.events.iter().any(is_note)
     };
     assert!(told("path,text,Text,duration"));
@@ -490,7 +490,7 @@ fn folders_of_keys_that_a_setting_names_are_languages() {
     assert_eq!(reasons(&output), Vec::<&str>::new());
     assert_eq!(column(&output, "lang"), ["hi", "de"]);
     let told = output.events.iter().any(
-        |event| matches!(event, flow_runtime::event::Event::Note { message } if message.contains("no line has `wrods`")),
+        |event| matches!(event, flow_kind::event::Event::Note { message } if message.contains("no line has `wrods`")),
     );
     assert!(told, "{:?}", output.events);
 }

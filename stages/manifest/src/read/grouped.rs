@@ -8,7 +8,7 @@ use arrow::array::{RecordBatch, UInt64Array};
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
-use flow_runtime::unlinked_file;
+use flow_kind::unlinked_file;
 
 use crate::error::ManifestError;
 

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flow_runtime::{Partition, StageError, open_input_file};
+use flow_kind::{Partition, StageError, open_input_file};
 use flow_storage::InputFile;
 use serde_json::{Map, Value};
 

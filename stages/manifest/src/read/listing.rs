@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_audio::listing::is_of_program;
-use flow_runtime::Partition;
+use flow_kind::Partition;
 use unicode_normalization::UnicodeNormalization;
 
 use super::transcripts::{LIST, lines_of, split_line};

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use flow_audio::embedded::file_of;
-use flow_runtime::StageError;
+use flow_kind::StageError;
 use flow_storage::{FileVersion, Location, Storage, is_url};
 use rayon::prelude::*;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flow_runtime::{Out, StageError};
+use flow_kind::{Out, StageError};
 
 use super::ReadSettings;
 use super::files::{Format, expand, format_of};

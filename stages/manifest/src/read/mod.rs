@@ -32,9 +32,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use flow_audio::language_tag::is_language;
-use flow_runtime::event::Event;
-use flow_runtime::{
+use flow_text::language_tag::is_language;
+use flow_kind::event::Event;
+use flow_kind::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     ReadOnce, Shape, Source, SourcePartition, StageError,
 };
@@ -304,12 +304,12 @@ impl Kind for Read {
         "rows",
         "the rows of the manifest, or those of the input",
     )];
-    const URL_SETTINGS: &'static [(&'static str, flow_runtime::UrlUse)] = &[
-        ("manifest", flow_runtime::UrlUse::Read),
-        ("audio", flow_runtime::UrlUse::Read),
-        ("shards", flow_runtime::UrlUse::Read),
-        ("tars", flow_runtime::UrlUse::Read),
-        ("source", flow_runtime::UrlUse::Text),
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[
+        ("manifest", flow_kind::UrlUse::Read),
+        ("audio", flow_kind::UrlUse::Read),
+        ("shards", flow_kind::UrlUse::Read),
+        ("tars", flow_kind::UrlUse::Read),
+        ("source", flow_kind::UrlUse::Text),
     ];
     type Settings = ReadSettings;
 

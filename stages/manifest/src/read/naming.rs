@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use flow_audio::language_tag::{UNDETERMINED, tag_of};
+use flow_text::language_tag::{UNDETERMINED, tag_of};
 
 /// Names of a row, by the path of its recording as the manifest has it.
 #[derive(Clone, Debug, PartialEq)]

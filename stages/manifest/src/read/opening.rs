@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use flow_hub::DatasetReference;
-use flow_runtime::store::{on_threads, path_in_set};
-use flow_runtime::{Partition, SourcePartition, StageError, open_input_file};
+use flow_kind::store::{on_threads, path_in_set};
+use flow_kind::{Partition, SourcePartition, StageError, open_input_file};
 use flow_storage::is_url;
 
 use super::ReadSettings;

@@ -8,7 +8,7 @@ use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::embedded::file_of;
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
 use flow_audio::tar::{self, MemberKind};
-use flow_runtime::StageError;
+use flow_kind::StageError;
 use flow_storage::{InputFile, is_file, is_url};
 use unicode_normalization::UnicodeNormalization;
 

@@ -1,6 +1,6 @@
 //! Rules for rows of every format: the form of languages, and limits of the duration.
 
-use flow_audio::language_tag::{in_usual_case, is_language, language_and_region, usual_language};
+use flow_text::language_tag::{in_usual_case, is_language, language_and_region, usual_language};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +106,7 @@ pub fn names_language(folder: &str) -> Likeness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flow_runtime::RejectClass;
+    use flow_kind::RejectClass;
 
     #[test]
     fn folders_of_speakers_and_sets_name_no_language() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_runtime::{Out, ROW, Reject, RejectClass, StageError};
+use flow_kind::{Out, ROW, Reject, RejectClass, StageError};
 
 use super::line_search::LineSearch;
 use super::manifest_row::{KEPT_OF_A_LINE, ManifestRow, Refusal};
@@ -332,7 +332,7 @@ fn hash_of(value: impl Hash) -> u64 {
 mod tests {
     use super::*;
     use crate::read::manifest_row::Wanted;
-    use flow_runtime::Partition;
+    use flow_kind::Partition;
 
     #[test]
     fn rows_beyond_the_text_that_a_partition_may_have_are_refused() {

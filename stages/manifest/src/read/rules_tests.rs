@@ -1,6 +1,6 @@
 //! What rows of every form are held against.
 
-use flow_runtime::RejectClass;
+use flow_kind::RejectClass;
 
 use super::forms::{details, extra_of, lay_out, numbers, with_lang};
 use super::*;

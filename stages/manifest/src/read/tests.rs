@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::array::{Array, AsArray, Float32Array, StringArray, StringDictionaryBuilder};
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema};
 use flow_runtime::harness::{Harness, Output};
-use flow_runtime::{Artifact, StageError};
+use flow_kind::{Artifact, StageError};
 use parquet::arrow::ArrowWriter;
 
 use super::*;

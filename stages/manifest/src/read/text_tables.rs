@@ -5,7 +5,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, StageError, open_input_file};
+use flow_kind::{Partition, StageError, open_input_file};
 
 use super::decoded_text::{DecodedText, no_text};
 use super::files::label;

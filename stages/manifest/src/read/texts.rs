@@ -6,8 +6,8 @@ use std::path::Path;
 use arrow::array::{Array, AsArray, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_runtime::open_regular_file_or_open_pipe;
-use flow_runtime::store::ForeignParquet;
+use flow_kind::open_regular_file_or_open_pipe;
+use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 use serde_json::Value;
 

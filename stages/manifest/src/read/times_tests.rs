@@ -1,7 +1,7 @@
 //! Rows that are parts of longer recordings.
 
 use arrow::array::{ArrayRef, Decimal128Array, Float64Array, Int64Array};
-use flow_runtime::event::Event;
+use flow_kind::event::Event;
 
 use super::forms::{details, extra_of, numbers, with_lang};
 use super::*;

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-use flow_runtime::open_input_file;
+use flow_kind::open_input_file;
 
 use super::decoded_text::DecodedText;
 use super::manifest_row::{Refusal, refuse};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flow_runtime::store::{FileInSet, file_in_set};
+use flow_kind::store::{FileInSet, file_in_set};
 
 use crate::error::ManifestError;
 use crate::write::{is_manifest, is_of_set};

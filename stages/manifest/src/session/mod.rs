@@ -31,7 +31,7 @@ use datafusion::physical_plan::memory::MemoryStream;
 use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, collect};
 use datafusion::prelude::{SessionConfig, SessionContext};
-use flow_runtime::ROW;
+use flow_kind::ROW;
 
 pub use functions::Functions;
 pub use statement::{Dropping, normal_expression, normal_query};

@@ -8,8 +8,8 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::error::ArrowError;
-use flow_runtime::store::ForeignParquet;
-use flow_runtime::{Out, RejectClass, StageError};
+use flow_parquet::ForeignParquet;
+use flow_kind::{Out, RejectClass, StageError};
 use parquet::arrow::ProjectionMask;
 
 use super::cells::{Cell, Rows, of_text};
@@ -138,7 +138,7 @@ fn refuse(found: &RecordBatch, bad: &[Option<&str>], first: u32, out: &mut Out) 
         let short: String = value.chars().take(60).collect();
         let detail = format!("column `{column}`: {short:?} is not of its type");
         first_refused.get_or_insert_with(|| detail.clone());
-        out.reject(flow_runtime::Reject {
+        out.reject(flow_kind::Reject {
             row: u32::try_from(row).ok().and_then(|row| first.checked_add(row)),
             id: None,
             reason: "bad_value".into(),

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use arrow::datatypes::SchemaRef;
-use flow_runtime::{Out, Reject, RejectClass, StageError, open_input_file};
+use flow_kind::{Out, Reject, RejectClass, StageError, open_input_file};
 use serde_json::Value;
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
 use flow_random::SplitMix64;
-use flow_runtime::Shared;
+use flow_kind::Shared;
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::Path;
 
-use flow_runtime::open_regular_file;
+use flow_kind::open_regular_file;
 
 /// Most bytes of such a file.
 const MOST: u64 = 4 << 20;

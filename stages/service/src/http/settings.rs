@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use flow_runtime::url_scheme;
+use flow_kind::url_scheme;
 use flow_transcription::language_prior::parse_languages;
 use serde::Deserialize;
 

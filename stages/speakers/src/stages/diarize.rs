@@ -8,7 +8,7 @@ use std::time::Instant;
 use flow_audio::listing::{Recording, shared_recordings};
 use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, samples_or_damage};
 use flow_hub::HubReference;
-use flow_runtime::{
+use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
     SourcePartition, StageError, UrlUse,
 };

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use flow_audio::samples::samples;
-use flow_runtime::{StageError, read_regular_file};
+use flow_kind::{StageError, read_regular_file};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 

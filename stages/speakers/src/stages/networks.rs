@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use flow_hub::Progress;
-use flow_runtime::{Shared, StageError};
+use flow_kind::{Shared, StageError};
 
 use crate::diarizer::{DiarizationSettings, Diarizer};
 use crate::error::Error;

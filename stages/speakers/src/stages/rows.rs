@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, AsArray, Float32Array, Float64Array, Int64Array, Li
 use arrow::array::{StringArray, UInt32Array};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Float32Type, Float64Type, Schema, SchemaRef};
-use flow_runtime::{ROW, StageError};
+use flow_kind::{ROW, StageError};
 
 use crate::diarizer::Speaker;
 use crate::turns::Turn;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
-use flow_runtime::output_files::{self, OutputFile};
-use flow_runtime::{
+use flow_kind::output_files::{self, OutputFile};
+use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
     Port, Progress, Shape, StageError, UrlUse,
 };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flow_runtime::store::is_fault_of_the_file;
+use flow_kind::store::is_fault_of_the_file;
 
 use crate::error::TrainingError;
 
@@ -51,8 +51,8 @@ mod tests {
             assert!(matches!(error, TrainingError::Damaged { .. }), "{kind}: {error:?}");
         }
         let denied = unreadable(checkpoint, RECORD, ErrorKind::PermissionDenied.into());
-        match flow_runtime::StageError::from(denied) {
-            flow_runtime::StageError::Failed { message, help, .. } => {
+        match flow_kind::StageError::from(denied) {
+            flow_kind::StageError::Failed { message, help, .. } => {
                 assert!(message.contains("step-000000004/training.json"), "{message}");
                 assert!(help.is_some_and(|help| help.contains("may not")));
             }

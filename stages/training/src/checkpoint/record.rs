@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use flow_runtime::store::{checked_json, sealed_json};
+use flow_kind::store::{checked_json, sealed_json};
 use flow_sampling::planned::Planned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

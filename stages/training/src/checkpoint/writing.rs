@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
-use flow_runtime::store::{Lock, StoreError};
+use flow_kind::store::{Lock, StoreError};
 
 use super::average_of::{self, MeanOf};
 use super::listing::{DAMAGED, RESTART, best, list, name_of};

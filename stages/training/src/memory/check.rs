@@ -8,8 +8,8 @@ use flow_evaluation::decode::BATCH_SECONDS;
 use flow_kernels::device::free_memory;
 use flow_kernels::threads::install;
 use flow_model::ModelConfig;
-use flow_runtime::available_memory;
-use flow_runtime::store::{read_note, write_note};
+use flow_kind::available_memory;
+use flow_kind::store::{read_note, write_note};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use candle_core::Tensor;
 use flow_model::{ParameterId, Parameters};
-use flow_runtime::processes::Processes;
+use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::local_collective::{Contribution, LocalGroup};

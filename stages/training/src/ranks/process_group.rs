@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use flow_runtime::processes::Processes;
+use flow_kind::processes::Processes;
 
 use crate::error::TrainingError;
 use crate::long_texts::TextLimit;

@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
 use flow_evaluation::transcribe::Recognized;
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
-use flow_runtime::processes::Processes;
+use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::peer_transport::PeerTransport;

@@ -157,7 +157,7 @@ impl Replica {
     }
 
     fn step_here(&mut self, plan: &StepPlan, micro_batches: &[LoadedBatch]) -> Result<RankReport, TrainingError> {
-        flow_runtime::failpoints::hit(OPTIMIZER_STEP, &[self.rank as u64, plan.step]);
+        flow_kind::failpoints::hit(OPTIMIZER_STEP, &[self.rank as u64, plan.step]);
         let frozen = self.config.recipe.encoder_frozen(plan.step);
         self.gradients.clear();
         let before: Vec<Tensor> = self

@@ -4,7 +4,7 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
-use flow_runtime::processes::Processes;
+use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader};
 use super::out_of_memory_tests::{config, model};

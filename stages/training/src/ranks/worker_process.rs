@@ -12,8 +12,8 @@ use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_runtime::available_memory;
-use flow_runtime::processes::Processes;
+use flow_kind::available_memory;
+use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::own_batches::{BatchRules, OwnBatches, WorkerInput, WorkerInputs};

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
-use flow_audio::language_tag::split_tag;
+use flow_text::language_tag::split_tag;
 use flow_model::alignment::{AlignedTokens, WordTokens};
 use flow_model::decoding::Hypothesis;
 use flow_speakers::silero::SAMPLE_RATE;

@@ -1,6 +1,6 @@
 //! Languages that are asked for: nothing is written in another script, and what that does to errors.
 
-use flow_audio::language_tag::same_language;
+use flow_text::language_tag::same_language;
 use flow_evaluation::wer::{EditCounts, character_edits, word_edits};
 
 use super::tests::recognizer;

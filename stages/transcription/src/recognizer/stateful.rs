@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use flow_kernels::is_gpu;
 use flow_model::decoding::Hypothesis;
 use flow_model::heads::SearchState;
-use flow_runtime::available_memory;
+use flow_kind::available_memory;
 use flow_speakers::silero::SAMPLE_RATE;
 
 use super::{Recognized, Recognizer, joined};

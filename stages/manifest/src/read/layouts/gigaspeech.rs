@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, StageError, open_input_file};
+use flow_kind::{Partition, StageError, open_input_file};
 use flow_storage::InputFile;
 use serde::Deserialize;
 use serde_json::Map;

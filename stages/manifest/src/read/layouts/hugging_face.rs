@@ -12,8 +12,8 @@ use std::rc::Rc;
 
 use arrow::array::RecordBatch;
 use flow_audio::embedded::{path_of_bytes, path_of_value};
-use flow_runtime::store::ForeignParquet;
-use flow_runtime::{Partition, StageError};
+use flow_parquet::ForeignParquet;
+use flow_kind::{Partition, StageError};
 use flow_storage::is_url;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;

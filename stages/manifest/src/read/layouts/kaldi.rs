@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_audio::embedded::path_of_bytes;
-use flow_runtime::{Partition, StageError};
+use flow_kind::{Partition, StageError};
 use flow_storage::InputFile;
 use serde_json::{Map, Value};
 

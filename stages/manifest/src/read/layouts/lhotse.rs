@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::TOLERANCE_SECONDS;
-use flow_runtime::{Partition, StageError};
+use flow_kind::{Partition, StageError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
-use flow_runtime::{StageError, open_input_file, unlinked_file};
+use flow_kind::{StageError, open_input_file, unlinked_file};
 use flow_storage::InputFile;
 
 use super::super::looks::FileLook;

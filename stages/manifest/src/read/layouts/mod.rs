@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use flow_audio::listing::is_of_program;
-use flow_runtime::{Partition, SourcePartition, StageError};
+use flow_kind::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use flow_audio::tar;
-use flow_runtime::{Partition, StageError};
+use flow_kind::{Partition, StageError};
 
 use super::super::ReadSettings;
 use super::super::manifest_row::{ManifestRow, Refusal, Wanted, refuse};

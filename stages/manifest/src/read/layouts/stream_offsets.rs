@@ -11,7 +11,7 @@ use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::{read_dictionary, read_record_batch};
 use arrow::ipc::{MessageHeader, root_as_message};
-use flow_runtime::{StageError, open_input_file};
+use flow_kind::{StageError, open_input_file};
 use flow_storage::InputFile;
 
 use super::wrong;

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use flow_runtime::{Partition, StageError};
+use flow_kind::{Partition, StageError};
 
 use super::super::files::label;
 use super::super::manifest_row::{ManifestRow, Refusal, refuse};

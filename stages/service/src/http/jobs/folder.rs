@@ -16,8 +16,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use flow_runtime::store::{remove_left, write_atomically};
-use flow_runtime::{open_regular_file, random_hex};
+use flow_kind::store::{remove_left, write_atomically};
+use flow_kind::{open_regular_file, random_hex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

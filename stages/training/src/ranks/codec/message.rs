@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use flow_kernels::device::moved;
-use flow_runtime::processes::Payload;
+use flow_kind::processes::Payload;
 use half::slice::HalfFloatSliceExt;
 
 use super::Value;

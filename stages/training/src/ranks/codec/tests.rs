@@ -3,7 +3,7 @@ use flow_model::ParameterGroup;
 use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
 use flow_model::parameter_groups::StatisticsPass;
-use flow_runtime::processes::Payload;
+use flow_kind::processes::Payload;
 
 use super::format::DTYPES;
 use super::{Message, MessageReader};

@@ -8,7 +8,7 @@ use flow_kernels::Noise;
 use flow_kernels::testing::DeviceUnderTest;
 use flow_model::{ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
-use flow_runtime::processes::Processes;
+use flow_kind::processes::Processes;
 
 use super::stand_in::{self, Fault};
 use super::{NcclCollective, new_id};

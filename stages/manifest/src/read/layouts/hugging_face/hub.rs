@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
-use flow_runtime::glob::path_fits;
+use flow_kind::glob::path_fits;
 use serde_yaml::Value;
 
 use super::super::splits::chosen;
