@@ -1,7 +1,9 @@
 //! The stream of a recording that is decoded, and its decoder.
 
 use symphonia::core::codecs::CodecParameters;
-use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS};
+use symphonia::core::codecs::audio::well_known::{
+    CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_MULAW, CODEC_ID_VORBIS,
+};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions, CODEC_ID_NULL_AUDIO};
 use symphonia::core::formats::{FormatReader, Track, TrackType};
 use symphonia::core::units::TimeBase;
@@ -198,6 +200,10 @@ fn parameters_of(track: &Track, container: &Container) -> Option<AudioCodecParam
     };
     if let Some(sound) = sound {
         sound.complete(&mut parameters);
+    }
+    if [CODEC_ID_PCM_ALAW, CODEC_ID_PCM_MULAW].contains(&parameters.codec) {
+        // CAF and the extensible format of WAV say the 8 bits that are stored, the decoder asks for those of its samples.
+        (parameters.bits_per_sample, parameters.bits_per_coded_sample) = (None, None);
     }
     Some(parameters)
 }
