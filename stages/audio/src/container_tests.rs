@@ -186,6 +186,19 @@ fn quicktime_samples_have_the_order_of_bytes_that_the_movie_says() {
     wide_as(b"twos", &[], 1, &|wide| wide.to_be_bytes()[..3].to_vec());
     wide_as(b"twos", &[], 1, &|wide| wide.to_be_bytes().to_vec());
     wide_as(b"sowt", &[], 1, &|wide| wide.to_le_bytes()[1..].to_vec());
+    for kind in [b"twos", b"sowt"] {
+        let data: Vec<u8> = samples.iter().map(|sample| (sample >> 8) as u8).collect();
+        let coarse: Vec<i16> = samples.iter().map(|sample| sample & !0xff).collect();
+        let movie = Movie {
+            kind: *kind,
+            bytes: 1,
+            times: vec![(samples.len() as u32, 1)],
+            packet: 1,
+            data,
+            ..Movie::of(&samples)
+        };
+        assert_eq!(whole(&movie.bytes()), plain(&coarse));
+    }
     // As ffmpeg writes MP4: the order of bytes, and the bits of a sample.
     for bytes in [2, 3, 4] {
         let said = |little| boxed(b"pcmC", &[&[0, 0, 0, 0, little, bytes * 8]]);
@@ -533,6 +546,25 @@ fn a_compressed_track_is_refused() {
 }
 
 /// As some programs write them that take integers for floating-point numbers of the same scale.
+#[test]
+fn a_codec_that_is_not_supported_is_named() {
+    let said = |bytes: &[u8]| probe(bytes, &Format::ALL).unwrap_err().to_string();
+    let mut mkv = matroska(&[None], &[(1, 0, &sound(1_000))]);
+    let name = b"A_PCM/INT/LIT";
+    let at = mkv.windows(name.len()).position(|found| found == name).unwrap();
+    mkv[at..at + name.len()].copy_from_slice(b"A_MS/ACM/ACM/");
+    assert!(said(&mkv).contains("not supported: A_MS/ACM"), "{}", said(&mkv));
+    let movie = Movie {
+        kind: *b"ac-3",
+        ..Movie::of(&sound(1_000))
+    };
+    assert!(
+        said(&movie.bytes()).contains("not supported: ac-3"),
+        "{}",
+        said(&movie.bytes())
+    );
+}
+
 #[test]
 fn integers_as_floating_point_numbers_are_no_sound() {
     let wav = |values: [f32; 2]| {

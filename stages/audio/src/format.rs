@@ -291,7 +291,11 @@ fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
         if packet.starts_with(b"\x01vorbis") {
             return Ok(Format::Ogg);
         } else if packet.starts_with(b"OpusHead") {
-            return Ok(Format::Opus);
+            // The reader knows one stream, and the order of channels that Vorbis has (RFC 7845 section 5.1.1).
+            return match packet.get(18) {
+                Some(2..) => Err("Opus with an unusual order of channels"),
+                _ => Ok(Format::Opus),
+            };
         } else if packet.starts_with(b"\x7fFLAC") {
             found = "FLAC within Ogg";
         } else if packet.starts_with(b"Speex") {

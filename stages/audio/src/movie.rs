@@ -8,7 +8,7 @@ use std::num::NonZero;
 use symphonia::core::audio::Channels;
 use symphonia::core::codecs::audio::well_known::{
     CODEC_ID_ADPCM_IMA_QT, CODEC_ID_ALAC, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_F32BE, CODEC_ID_PCM_F64BE,
-    CODEC_ID_PCM_MULAW, CODEC_ID_PCM_S24BE, CODEC_ID_PCM_S32BE, CODEC_ID_VORBIS,
+    CODEC_ID_PCM_MULAW, CODEC_ID_PCM_S8, CODEC_ID_PCM_S24BE, CODEC_ID_PCM_S32BE, CODEC_ID_VORBIS,
 };
 use symphonia::core::codecs::audio::{AudioCodecParameters, CODEC_ID_NULL_AUDIO};
 use symphonia::core::io::MediaSource;
@@ -43,6 +43,7 @@ pub(crate) struct Track {
     pub timescale: u32,
     pub edits: Vec<Edit>,
     pub sound: Option<Sound>,
+    is_sound: bool,
     /// Where in the file the description of its sound is, if that is to be read as another one.
     patch: Option<(u64, [u8; 4])>,
     /// Whether the index itself has frames of it; others may follow in fragments.
@@ -223,6 +224,16 @@ impl Movie {
         self.tracks.iter().filter_map(|track| track.patch).collect()
     }
 
+    /// What the codecs of tracks of sound are called.
+    pub fn codecs(&self) -> Vec<(u32, String)> {
+        let name = |track: &Track| Some((track.id, track.sound.as_ref()?.kind.escape_ascii().to_string()));
+        self.tracks
+            .iter()
+            .filter(|track| track.is_sound)
+            .filter_map(name)
+            .collect()
+    }
+
     pub fn track(&self, id: u32) -> Option<&Track> {
         self.tracks.iter().find(|track| track.id == id)
     }
@@ -325,6 +336,8 @@ impl Track {
                 self.id = u32_at(&head, at).unwrap_or(0);
             }
             b"mdhd" => self.timescale = timescale(&boxes.bytes(part)?).unwrap_or(0),
+            // After version, flags, and four bytes of QuickTime's.
+            b"hdlr" => self.is_sound |= boxes.bytes(part)?.get(8..12) == Some(b"soun"),
             b"elst" => self.edits = edits(&boxes.bytes(part)?),
             b"stsd" => {
                 self.sound = sound(&boxes.bytes(part)?);
@@ -409,9 +422,13 @@ impl Sound {
     }
 
     /// The name by which the reader of the file knows a coding of PCM: that of MP4 (ISO/IEC 23003-5), which it does not know, and those
-    /// of QuickTime for 16 bits, which GStreamer uses for 24, too. None where it is right.
+    /// of QuickTime for 16 bits, which other programs use for 8 and GStreamer for 24, too. None where it is right.
     fn known_pcm(&mut self) -> Option<[u8; 4]> {
         let is_mp4 = matches!(&self.kind, b"ipcm" | b"fpcm");
+        if matches!((&self.kind, self.bits), (b"twos" | b"sowt", 8)) {
+            // Its bytes have no sign.
+            return Some(*b"raw ");
+        }
         let name = match (&self.kind, self.bits) {
             (b"ipcm", 16) if self.is_little_endian => b"sowt",
             (b"ipcm", 16) => b"twos",
@@ -443,6 +460,7 @@ impl Sound {
         let is_big_endian = self.version < 2 && !self.is_little_endian;
         let is_unknown = parameters.codec == CODEC_ID_NULL_AUDIO;
         parameters.codec = match &self.kind {
+            b"twos" | b"sowt" if self.bits == 8 => CODEC_ID_PCM_S8,
             b"in24" if is_big_endian => CODEC_ID_PCM_S24BE,
             b"in32" if is_big_endian => CODEC_ID_PCM_S32BE,
             b"fl32" if is_big_endian => CODEC_ID_PCM_F32BE,

@@ -25,6 +25,7 @@ use crate::decode_fault::{ENDS_TOO_SOON, LONGER_THAN_ITS_HEADER_SAYS, broken, fa
 use crate::ends::{Matroska, Mp4, SegmentEnd, begins_with_several_streams, end_of_caf, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
+use crate::movie::Movie;
 use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps, counted_too_many};
 use crate::stream::{Container, Decoder, MOST_PACKET, Stream};
 use crate::streamed_aiff;
@@ -240,6 +241,7 @@ impl Blocks {
                 }
                 segment_end = Some(file.end);
                 (container.preferred, container.encoded) = (Some(file.tracks.default), file.tracks.encoded);
+                container.codecs = file.tracks.codecs;
                 Box::new(ReadOnlySource::new(file.source))
             }
             Format::M4a => {
@@ -248,6 +250,7 @@ impl Blocks {
                 is_fragmented = file.is_fragmented;
                 let tracks = file.movie.iter().flat_map(|movie| &movie.tracks);
                 container.preferred = Some(tracks.filter(|track| track.is_enabled).map(|track| track.id).collect());
+                container.codecs = file.movie.as_ref().map(Movie::codecs).unwrap_or_default();
                 container.movie = file.movie;
                 file.source
             }
