@@ -21,6 +21,8 @@ fn numbers(numbers: &[u32]) -> Vec<u8> {
 /// What a QuickTime movie of one track is made of.
 struct Movie {
     kind: [u8; 4],
+    /// Of the description: 1 of QuickTime, 0 of MP4.
+    version: u16,
     channels: u16,
     /// Bytes of a sample, in the longer description, and what follows that.
     bytes: u32,
@@ -39,6 +41,7 @@ impl Movie {
         let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
         Movie {
             kind: *b"sowt",
+            version: 1,
             channels: 1,
             bytes: 2,
             extensions: Vec::new(),
@@ -51,11 +54,14 @@ impl Movie {
 
     fn sound(&self) -> Vec<u8> {
         let mut entry = vec![0; 6];
-        for number in [1, 1, 0, 0, 0, self.channels, 16, 0xfffe, 0] {
+        let bits = if self.version == 0 { 8 * self.bytes as u16 } else { 16 };
+        for number in [1, self.version, 0, 0, 0, self.channels, bits, 0xfffe, 0] {
             entry.extend(u16::to_be_bytes(number));
         }
         entry.extend((RATE << 16).to_be_bytes());
-        entry.extend(numbers(&[1, self.bytes, self.bytes * u32::from(self.channels), 2]));
+        if self.version == 1 {
+            entry.extend(numbers(&[1, self.bytes, self.bytes * u32::from(self.channels), 2]));
+        }
         boxed(&self.kind, &[&entry, &self.extensions])
     }
 
@@ -156,6 +162,56 @@ fn quicktime_samples_have_the_order_of_bytes_that_the_movie_says() {
             (f64::from(wide) / 2_147_483_648.0).to_be_bytes().to_vec()
         }),
     ];
+    let wide_as = |kind: &[u8; 4], extensions: &[u8], version: u16, encode: &dyn Fn(i32) -> Vec<u8>| {
+        let data: Vec<Vec<u8>> = samples.iter().map(|sample| encode(wide(sample))).collect();
+        let bytes = data[0].len() as u32;
+        let movie = Movie {
+            kind: *kind,
+            version,
+            bytes,
+            extensions: extensions.to_vec(),
+            times: vec![(samples.len() as u32, 1)],
+            packet: bytes as usize,
+            data: data.concat(),
+            ..Movie::of(&samples)
+        };
+        assert_eq!(
+            whole(&movie.bytes()),
+            plain(&samples),
+            "{} {bytes}",
+            kind.escape_ascii()
+        );
+    };
+    // As GStreamer writes them.
+    wide_as(b"twos", &[], 1, &|wide| wide.to_be_bytes()[..3].to_vec());
+    wide_as(b"twos", &[], 1, &|wide| wide.to_be_bytes().to_vec());
+    wide_as(b"sowt", &[], 1, &|wide| wide.to_le_bytes()[1..].to_vec());
+    for kind in [b"twos", b"sowt"] {
+        let data: Vec<u8> = samples.iter().map(|sample| (sample >> 8) as u8).collect();
+        let coarse: Vec<i16> = samples.iter().map(|sample| sample & !0xff).collect();
+        let movie = Movie {
+            kind: *kind,
+            bytes: 1,
+            times: vec![(samples.len() as u32, 1)],
+            packet: 1,
+            data,
+            ..Movie::of(&samples)
+        };
+        assert_eq!(whole(&movie.bytes()), plain(&coarse));
+    }
+    // As ffmpeg writes MP4: the order of bytes, and the bits of a sample.
+    for bytes in [2, 3, 4] {
+        let said = |little| boxed(b"pcmC", &[&[0, 0, 0, 0, little, bytes * 8]]);
+        let bytes = usize::from(bytes);
+        wide_as(b"ipcm", &said(1), 0, &|wide| wide.to_le_bytes()[4 - bytes..].to_vec());
+        wide_as(b"ipcm", &said(0), 0, &|wide| wide.to_be_bytes()[..bytes].to_vec());
+    }
+    let float = |wide: i32| f64::from(wide) / 2_147_483_648.0;
+    let said = |little, bits| boxed(b"pcmC", &[&[0, 0, 0, 0, little, bits]]);
+    wide_as(b"fpcm", &said(1, 32), 0, &|wide| {
+        (float(wide) as f32).to_le_bytes().to_vec()
+    });
+    wide_as(b"fpcm", &said(0, 64), 0, &|wide| float(wide).to_be_bytes().to_vec());
     let wave = |order: u16| {
         let enda = boxed(b"enda", &[&order.to_be_bytes()]);
         boxed(
@@ -243,6 +299,27 @@ fn codecs_that_quicktime_describes_in_its_own_way_are_decoded() {
         ..Movie::of(&[])
     };
     assert_eq!(read(&movie.bytes()).unwrap().samples, whole(&caf));
+}
+
+/// As GStreamer writes it: with the header of Ogg, whose numbers have the other order of bytes.
+#[test]
+fn opus_in_mp4_begins_at_its_beginning_whatever_the_order_of_bytes() {
+    let read_with = |rate: [u8; 4], delay: [u8; 2]| {
+        let movie = Movie {
+            kind: *b"Opus",
+            version: 0,
+            extensions: boxed(b"dOps", &[&[0, 1], &delay, &rate, &[0, 0, 0]]),
+            times: vec![(50, 320)],
+            packet: 3,
+            data: [0xf8, 0xff, 0xfe].repeat(50),
+            ..Movie::of(&[])
+        };
+        whole(&movie.bytes()).len()
+    };
+    // A second without the delay of the encoder, 312 frames of 48 kHz.
+    let expected = 16_000 - 104;
+    assert_eq!(read_with(48_000u32.to_be_bytes(), 312u16.to_be_bytes()), expected);
+    assert_eq!(read_with(48_000u32.to_le_bytes(), 312u16.to_le_bytes()), expected);
 }
 
 #[test]
@@ -469,6 +546,25 @@ fn a_compressed_track_is_refused() {
 }
 
 /// As some programs write them that take integers for floating-point numbers of the same scale.
+#[test]
+fn a_codec_that_is_not_supported_is_named() {
+    let said = |bytes: &[u8]| probe(bytes, &Format::ALL).unwrap_err().to_string();
+    let mut mkv = matroska(&[None], &[(1, 0, &sound(1_000))]);
+    let name = b"A_PCM/INT/LIT";
+    let at = mkv.windows(name.len()).position(|found| found == name).unwrap();
+    mkv[at..at + name.len()].copy_from_slice(b"A_MS/ACM/ACM/");
+    assert!(said(&mkv).contains("not supported: A_MS/ACM"), "{}", said(&mkv));
+    let movie = Movie {
+        kind: *b"ac-3",
+        ..Movie::of(&sound(1_000))
+    };
+    assert!(
+        said(&movie.bytes()).contains("not supported: ac-3"),
+        "{}",
+        said(&movie.bytes())
+    );
+}
+
 #[test]
 fn integers_as_floating_point_numbers_are_no_sound() {
     let wav = |values: [f32; 2]| {

@@ -72,6 +72,46 @@ impl MediaSource for Endless {
     }
 }
 
+/// A source with other bytes at some places.
+struct Patched {
+    source: Box<dyn MediaSource>,
+    at: u64,
+    patches: Vec<(u64, [u8; 4])>,
+}
+
+impl Read for Patched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        for (place, bytes) in &self.patches {
+            for (place, byte) in (*place..).zip(bytes) {
+                let within = place.checked_sub(self.at).and_then(|at| usize::try_from(at).ok());
+                if let Some(old) = within.and_then(|at| buffer[..read].get_mut(at)) {
+                    *old = *byte;
+                }
+            }
+        }
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for Patched {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.at = self.source.seek(to)?;
+        Ok(self.at)
+    }
+}
+
+impl MediaSource for Patched {
+    fn is_seekable(&self) -> bool {
+        self.source.is_seekable()
+    }
+
+    fn byte_len(&self) -> Option<u64> {
+        self.source.byte_len()
+    }
+}
+
 /// An MP4 for its reader, which leaves out a box that goes beyond the end: where the index comes before the samples, as in downloads
 /// and in what is streamed, these are read up to the end, and missing ones are an error.
 pub(crate) struct Mp4 {
@@ -138,6 +178,10 @@ impl Mp4 {
             }
         }
         source.rewind()?;
+        let patches = movie.as_ref().map(Movie::patches).unwrap_or_default();
+        if !patches.is_empty() {
+            source = Box::new(Patched { source, at: 0, patches });
+        }
         if is_indexed {
             source = Box::new(Endless(source));
         }

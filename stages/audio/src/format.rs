@@ -71,7 +71,8 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     }
     if bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WAVE") {
         return match coding_of_wav(bytes) {
-            Some(coding) => Err(coding),
+            // The frames of an MP3 are found where they are.
+            Some(coding) => mpeg(&bytes[first_frame(bytes)..]).map_err(|_| coding),
             None => Ok(Format::Wav),
         };
     }
@@ -108,10 +109,12 @@ fn coding_of_wav(bytes: &[u8]) -> Option<&'static str> {
     let tag = bytes.get(20..22).filter(|_| bytes.get(12..16) == Some(b"fmt "))?;
     match u16::from_le_bytes([tag[0], tag[1]]) {
         0x31 => Some("a WAV of GSM 6.10"),
+        0x38 => Some("a WAV of NMS ADPCM"),
         0x40 => Some("a WAV of G.721"),
         0x50 => Some("a WAV of MPEG audio"),
         0x55 => Some("a WAV of MP3"),
-        0x64 => Some("a WAV of G.726"),
+        0x45 | 0x64 => Some("a WAV of G.726"),
+        0xff => Some("a WAV of AAC"),
         0x160..=0x163 => Some("a WAV of Windows Media"),
         _ => None,
     }
@@ -288,7 +291,11 @@ fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
         if packet.starts_with(b"\x01vorbis") {
             return Ok(Format::Ogg);
         } else if packet.starts_with(b"OpusHead") {
-            return Ok(Format::Opus);
+            // The reader knows one stream, and the order of channels that Vorbis has (RFC 7845 section 5.1.1).
+            return match packet.get(18) {
+                Some(2..) => Err("Opus with an unusual order of channels"),
+                _ => Ok(Format::Opus),
+            };
         } else if packet.starts_with(b"\x7fFLAC") {
             found = "FLAC within Ogg";
         } else if packet.starts_with(b"Speex") {

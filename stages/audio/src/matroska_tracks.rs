@@ -15,6 +15,9 @@ const KIND: u64 = 0x83;
 const ENABLED: u64 = 0xb9;
 const DEFAULT: u64 = 0x88;
 const ENCODINGS: u64 = 0x6d80;
+const CODEC: u64 = 0x86;
+/// Most bytes of the name of a codec in a message.
+const LONGEST_NAME: usize = 32;
 /// The kind of audio.
 const AUDIO: u64 = 2;
 
@@ -25,6 +28,8 @@ pub(crate) struct AudioTracks {
     pub default: Vec<u32>,
     /// Those whose packets are compressed or encrypted, which the reader passes over.
     pub encoded: Vec<u32>,
+    /// What the codecs of all are called.
+    pub codecs: Vec<(u32, String)>,
 }
 
 /// The audio tracks that are described at a place.
@@ -56,6 +61,10 @@ impl AudioTracks {
             let is_played = value(DEFAULT) != Some(0) && value(ENABLED) != Some(0);
             self.default.extend(is_played.then_some(number));
             self.encoded.extend(value(ENCODINGS).map(|_| number));
+            let codec = elements(entry).find(|(id, _)| *id == CODEC);
+            let codec = codec.map(|(_, name)| &name[..name.len().min(LONGEST_NAME)]);
+            self.codecs
+                .extend(codec.map(|name| (number, name.escape_ascii().to_string())));
         }
         Some(())
     }

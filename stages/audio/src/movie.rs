@@ -8,7 +8,7 @@ use std::num::NonZero;
 use symphonia::core::audio::Channels;
 use symphonia::core::codecs::audio::well_known::{
     CODEC_ID_ADPCM_IMA_QT, CODEC_ID_ALAC, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_F32BE, CODEC_ID_PCM_F64BE,
-    CODEC_ID_PCM_MULAW, CODEC_ID_PCM_S24BE, CODEC_ID_PCM_S32BE, CODEC_ID_VORBIS,
+    CODEC_ID_PCM_MULAW, CODEC_ID_PCM_S8, CODEC_ID_PCM_S24BE, CODEC_ID_PCM_S32BE, CODEC_ID_VORBIS,
 };
 use symphonia::core::codecs::audio::{AudioCodecParameters, CODEC_ID_NULL_AUDIO};
 use symphonia::core::io::MediaSource;
@@ -43,6 +43,9 @@ pub(crate) struct Track {
     pub timescale: u32,
     pub edits: Vec<Edit>,
     pub sound: Option<Sound>,
+    is_sound: bool,
+    /// Where in the file the description of its sound is, if that is to be read as another one.
+    patch: Option<(u64, [u8; 4])>,
     /// Whether the index itself has frames of it; others may follow in fragments.
     has_frames: bool,
     pub fragments: Fragments,
@@ -76,6 +79,8 @@ pub(crate) struct Sound {
     kind: [u8; 4],
     version: u16,
     channels: u16,
+    /// Bits of a sample of PCM.
+    bits: u32,
     rate: u32,
     is_little_endian: bool,
     /// Of ALAC.
@@ -214,6 +219,21 @@ impl Movie {
         Ok(movie)
     }
 
+    /// Bytes that its reader is to find in place of others: names of codings of PCM that it knows, with the place of each.
+    pub fn patches(&self) -> Vec<(u64, [u8; 4])> {
+        self.tracks.iter().filter_map(|track| track.patch).collect()
+    }
+
+    /// What the codecs of tracks of sound are called.
+    pub fn codecs(&self) -> Vec<(u32, String)> {
+        let name = |track: &Track| Some((track.id, track.sound.as_ref()?.kind.escape_ascii().to_string()));
+        self.tracks
+            .iter()
+            .filter(|track| track.is_sound)
+            .filter_map(name)
+            .collect()
+    }
+
     pub fn track(&self, id: u32) -> Option<&Track> {
         self.tracks.iter().find(|track| track.id == id)
     }
@@ -316,8 +336,15 @@ impl Track {
                 self.id = u32_at(&head, at).unwrap_or(0);
             }
             b"mdhd" => self.timescale = timescale(&boxes.bytes(part)?).unwrap_or(0),
+            // After version, flags, and four bytes of QuickTime's.
+            b"hdlr" => self.is_sound |= boxes.bytes(part)?.get(8..12) == Some(b"soun"),
             b"elst" => self.edits = edits(&boxes.bytes(part)?),
-            b"stsd" => self.sound = sound(&boxes.bytes(part)?),
+            b"stsd" => {
+                self.sound = sound(&boxes.bytes(part)?);
+                let known = self.sound.as_mut().and_then(Sound::known_pcm);
+                // After version, flags, the number of descriptions, and the size of the first.
+                self.patch = known.map(|name| (part.start + 12, name));
+            }
             b"stts" => {
                 let mut head = [0; 8];
                 read_at(boxes.source, part.start, &mut head)?;
@@ -359,6 +386,10 @@ fn sound(descriptions: &[u8]) -> Option<Sound> {
         kind,
         version,
         channels: u16_at(entry, 16)?,
+        bits: match version {
+            1 => u32_at(entry, 32)?.saturating_mul(8),
+            _ => u16_at(entry, 18)?.into(),
+        },
         // The upper half: the lower one is a fraction.
         rate: u16_at(entry, 24)?.into(),
         ..Sound::default()
@@ -382,10 +413,38 @@ impl Sound {
     fn extend(&mut self, name: [u8; 4], content: &[u8]) {
         match &name {
             b"enda" => self.is_little_endian = u16_at(content, 0) == Some(1),
+            // After version and flags (ISO/IEC 23003-5, "PCMConfig").
+            b"pcmC" => self.is_little_endian = content.get(4).is_some_and(|flags| flags & 1 != 0),
             // After version and flags.
             b"alac" => self.cookie = content.get(4..).map(Into::into),
             _ => {}
         }
+    }
+
+    /// The name by which the reader of the file knows a coding of PCM: that of MP4 (ISO/IEC 23003-5), which it does not know, and those
+    /// of QuickTime for 16 bits, which other programs use for 8 and GStreamer for 24, too. None where it is right.
+    fn known_pcm(&mut self) -> Option<[u8; 4]> {
+        let is_mp4 = matches!(&self.kind, b"ipcm" | b"fpcm");
+        if matches!((&self.kind, self.bits), (b"twos" | b"sowt", 8)) {
+            // Its bytes have no sign.
+            return Some(*b"raw ");
+        }
+        let name = match (&self.kind, self.bits) {
+            (b"ipcm", 16) if self.is_little_endian => b"sowt",
+            (b"ipcm", 16) => b"twos",
+            (b"ipcm" | b"twos" | b"sowt", 24) => b"in24",
+            (b"ipcm" | b"twos" | b"sowt", 32) => b"in32",
+            (b"fpcm", 32) => b"fl32",
+            (b"fpcm", 64) => b"fl64",
+            _ => return None,
+        };
+        self.is_little_endian = if is_mp4 {
+            self.is_little_endian
+        } else {
+            &self.kind == b"sowt"
+        };
+        self.kind = *name;
+        Some(*name)
     }
 
     /// Where the reader of the file does not know the description at all.
@@ -401,6 +460,7 @@ impl Sound {
         let is_big_endian = self.version < 2 && !self.is_little_endian;
         let is_unknown = parameters.codec == CODEC_ID_NULL_AUDIO;
         parameters.codec = match &self.kind {
+            b"twos" | b"sowt" if self.bits == 8 => CODEC_ID_PCM_S8,
             b"in24" if is_big_endian => CODEC_ID_PCM_S24BE,
             b"in32" if is_big_endian => CODEC_ID_PCM_S32BE,
             b"fl32" if is_big_endian => CODEC_ID_PCM_F32BE,

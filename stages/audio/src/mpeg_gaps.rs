@@ -1,9 +1,12 @@
 //! What is between the frames of an MP3, and of AAC without a container: the reader looks for the next frame without a word where
 //! there is something else, such as a part that was never downloaded. All that comes after it would then be too early.
 
-use std::io::{self, Read};
+use std::io::{self, Read, SeekFrom};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use symphonia::core::io::MediaSource;
+
+use crate::ends::read_at;
 use crate::format::{Format, mpeg};
 
 /// Most bytes that are kept; a decoder reads ahead by far less.
@@ -78,6 +81,36 @@ impl<S: Read> Read for Watched<S> {
         kept.add(&buffer[..read]);
         Ok(read)
     }
+}
+
+/// Frames that the header of an MP3 (Xing, Info) may count too many: GStreamer counts the one that holds the header, too. None where
+/// the recording has not all bytes that the header says, so that a part of it may be missing.
+///
+/// # Errors
+/// Where the source cannot be read.
+pub(crate) fn counted_too_many(source: &mut dyn MediaSource) -> io::Result<u64> {
+    let length = source.seek(SeekFrom::End(0))?;
+    let mut head = [0; 64];
+    read_at(source, 0, &mut head)?;
+    source.rewind()?;
+    let is_mpeg_1 = head[1] & 0x18 == 0x18;
+    let is_mono = head[3] >> 6 == 3;
+    // After the header of the frame and the side information.
+    let at = 4 + match (is_mpeg_1, is_mono) {
+        (true, false) => 32,
+        (true, true) | (false, false) => 17,
+        (false, true) => 9,
+    };
+    let tag = &head[at..];
+    let number = |at: usize| u32::from_be_bytes(std::array::from_fn(|byte| tag[at + byte]));
+    // With the number of frames, and of bytes.
+    let is_counted = [&b"Xing"[..], b"Info"].contains(&&tag[..4]) && number(4) & 3 == 3;
+    let is_whole = is_counted && number(12) > 0 && u64::from(number(12)) <= length;
+    Ok(match (is_whole, is_mpeg_1) {
+        (false, _) => 0,
+        (true, true) => 1_152,
+        (true, false) => 576,
+    })
 }
 
 /// Maximum junk between two MP3 frames, in bytes.

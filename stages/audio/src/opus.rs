@@ -26,7 +26,13 @@ pub(crate) fn usual_head(channels: usize) -> Vec<u8> {
 }
 
 /// Of a header from an MP4, whose numbers are big-endian (`dOps`, "Encapsulation of Opus in ISO Base Media File Format"), one as in Ogg.
+/// GStreamer writes that of Ogg: read as big-endian its rate is none, and its delay cuts off up to a second.
 pub(crate) fn to_little_endian(head: &mut [u8]) {
+    const HIGHEST_RATE: u32 = 1 << 20;
+    let rate = head.get(12..).and_then(|rest| rest.first_chunk::<4>());
+    if rate.is_some_and(|&rate| u32::from_be_bytes(rate) > HIGHEST_RATE && u32::from_le_bytes(rate) <= HIGHEST_RATE) {
+        return;
+    }
     // Delay of the encoder, rate of what it got, gain.
     for number in [10..12, 12..16, 16..18] {
         if let Some(bytes) = head.get_mut(number) {

@@ -25,7 +25,8 @@ use crate::decode_fault::{ENDS_TOO_SOON, LONGER_THAN_ITS_HEADER_SAYS, broken, fa
 use crate::ends::{Matroska, Mp4, SegmentEnd, begins_with_several_streams, end_of_caf, ends_within_a_stream};
 use crate::flac::{self, Fault, Samples, Status, StreamInfo, Verdict};
 use crate::format::{Format, first_frame, recognise};
-use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps};
+use crate::movie::Movie;
+use crate::mpeg_gaps::{BETWEEN_AAC, BETWEEN_MP3, Gaps, counted_too_many};
 use crate::stream::{Container, Decoder, MOST_PACKET, Stream};
 use crate::streamed_aiff;
 use crate::streamed_wav::{header_with_sizes, is_longer_than_its_header_says};
@@ -166,6 +167,8 @@ pub(crate) struct Blocks {
     track_id: u32,
     /// Frames that the header mentions; in an Ogg of several streams one after the other, that of the stream that is read.
     pub promised: Option<u64>,
+    /// How many of these need not be there.
+    too_many: u64,
     /// Frames that are given in all, if the recording says it.
     pub stated: Option<u64>,
     /// Of several tracks, which one is read; and of other things that a user has to know.
@@ -223,7 +226,7 @@ impl Blocks {
     /// counted from 1; none for the one that is played.
     pub fn open(source: Box<dyn MediaSource>, format: Format, track: Option<u32>) -> Result<Blocks, Fault> {
         let (mut source, mut gaps, mut fault_at_end, mut segment_end) = (source, None, None, None);
-        let (mut is_fragmented, mut container) = (false, Container::default());
+        let (mut is_fragmented, mut container, mut too_many) = (false, Container::default(), 0);
         let unread = |error: io::Error| failed(error.into());
         let is_ogg = matches!(format, Format::Ogg | Format::Opus);
         if is_ogg && ends_within_a_stream(&mut *source).map_err(unread)? {
@@ -238,6 +241,7 @@ impl Blocks {
                 }
                 segment_end = Some(file.end);
                 (container.preferred, container.encoded) = (Some(file.tracks.default), file.tracks.encoded);
+                container.codecs = file.tracks.codecs;
                 Box::new(ReadOnlySource::new(file.source))
             }
             Format::M4a => {
@@ -246,11 +250,16 @@ impl Blocks {
                 is_fragmented = file.is_fragmented;
                 let tracks = file.movie.iter().flat_map(|movie| &movie.tracks);
                 container.preferred = Some(tracks.filter(|track| track.is_enabled).map(|track| track.id).collect());
+                container.codecs = file.movie.as_ref().map(Movie::codecs).unwrap_or_default();
                 container.movie = file.movie;
                 file.source
             }
             // Of a seekable one that does not say its number of frames, the reader estimates the number.
             Format::Mp3 | Format::Aac => {
+                let mut source = source;
+                if format == Format::Mp3 {
+                    too_many = counted_too_many(&mut *source).map_err(unread)?;
+                }
                 let most = if format == Format::Mp3 {
                     BETWEEN_MP3
                 } else {
@@ -321,6 +330,7 @@ impl Blocks {
             decoder,
             track_id,
             promised,
+            too_many,
             stated,
             note,
             given: 0,
@@ -363,6 +373,7 @@ impl Blocks {
         Ok(Blocks {
             track_id: track.id,
             promised: track.num_frames,
+            too_many: 0,
             stated: track.num_frames,
             note: None,
             given: 0,
@@ -443,7 +454,9 @@ impl Blocks {
         };
         match self.promised {
             // Vorbis and MP3 count what they trim.
-            Some(promised) if frames < promised => Err(broken(format!("{frames} frames, its header says {promised}"))),
+            Some(promised) if frames.saturating_add(self.too_many) < promised => {
+                Err(broken(format!("{frames} frames, its header says {promised}")))
+            }
             _ => Ok(()),
         }
     }

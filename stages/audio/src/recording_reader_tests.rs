@@ -492,6 +492,66 @@ fn opus_in_a_caf_without_its_header_is_decoded() {
     assert_eq!((read.end, read.samples.len()), (Progress::End, 16_000));
 }
 
+/// As sox and libsndfile write it.
+#[test]
+fn telephony_in_a_caf_is_decoded() {
+    let data: Vec<u8> = (0..4_000u32).map(|at| (at * at % 251) as u8).collect();
+    for (kind, code) in [(b"alaw", 6), (b"ulaw", 7)] {
+        let mut bytes = caf(1, &[]);
+        bytes.truncate(20);
+        bytes.extend(8_000f64.to_be_bytes());
+        bytes.extend(kind);
+        // Flags; bytes of a packet, frames of it, channels, bits.
+        bytes.extend([0u32, 1, 1, 1, 8].iter().flat_map(|number| number.to_be_bytes()));
+        bytes.extend([&b"data"[..], &4_004u64.to_be_bytes(), &[0; 4], &data].concat());
+        let (found, expected) = (read(&bytes), read(&g711(code, &data)));
+        assert_eq!(bits(&found.samples), bits(&expected.samples));
+        assert_eq!((found.end, found.samples.len()), (Progress::End, 8_000));
+    }
+}
+
+/// As GStreamer writes it: the frame of the header is counted.
+#[test]
+fn an_mp3_whose_header_counts_itself_is_whole() {
+    let mut right = tone("tone.mp3");
+    let at = right
+        .windows(4)
+        .position(|name| [b"Xing", b"Info"].contains(&name.try_into().unwrap()));
+    let at = at.unwrap();
+    // Without what LAME adds, whose checksum covers the numbers.
+    right[at + 120..at + 156].fill(0);
+    let number = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    let (frames, length) = (number(&right, at + 8), number(&right, at + 12));
+    let mut bytes = right.clone();
+    bytes[at + 8..at + 12].copy_from_slice(&(frames + 1).to_be_bytes());
+    let (found, expected) = (read(&bytes), read(&right));
+    assert_eq!(found.end, Progress::End);
+    assert!(bits(&found.samples) == bits(&expected.samples));
+    // A part is missing where there are fewer bytes than it says, or more than one frame too few.
+    bytes[at + 12..at + 16].copy_from_slice(&(length + 2_000).to_be_bytes());
+    assert!(matches!(read(&bytes).end, Progress::Damaged(_)));
+    bytes[at + 12..at + 16].copy_from_slice(&length.to_be_bytes());
+    bytes[at + 8..at + 12].copy_from_slice(&(frames + 2).to_be_bytes());
+    assert!(matches!(read(&bytes).end, Progress::Damaged(_)));
+}
+
+/// As systems for telephones write it.
+#[test]
+fn an_mp3_in_a_wav_is_that_mp3() {
+    let mp3 = tone("tone.mp3");
+    let mut bytes = crate::test_data::raw_wav(16_000, 1, 0x55, 0, &mp3);
+    bytes.extend(b"LIST\x04\0\0\0INFO");
+    let (found, expected) = (read(&bytes), read(&mp3));
+    assert_eq!(
+        (found.end, bits(&found.samples)),
+        (Progress::End, bits(&expected.samples))
+    );
+    assert_eq!(
+        crate::decode::decode(&bytes, 10.0).unwrap(),
+        crate::decode::decode(&mp3, 10.0).unwrap()
+    );
+}
+
 /// An Ogg page of whole packets.
 fn page(kind: u8, end: u64, number: u32, packets: &[&[u8]]) -> Vec<u8> {
     let mut bytes = [b"OggS\0", &[kind][..], &end.to_le_bytes(), &[7, 0, 0, 0]].concat();
@@ -738,8 +798,11 @@ fn what_is_missing_in_the_middle_is_damage() {
 }
 
 #[test]
-fn a_tag_before_a_flac_is_skipped() {
+fn a_tag_before_a_flac_or_wav_is_skipped() {
     let bytes = flac(16_000, 1, &sound(1));
+    let tagged = [&b"ID3\x04\0\0\0\0\0\x05.tag."[..], &bytes].concat();
+    assert_eq!(bits(&read(&tagged).samples), bits(&read(&bytes).samples));
+    let bytes = wav(16_000, 1, &sound(1));
     let tagged = [&b"ID3\x04\0\0\0\0\0\x05.tag."[..], &bytes].concat();
     assert_eq!(bits(&read(&tagged).samples), bits(&read(&bytes).samples));
 }

@@ -71,9 +71,9 @@ impl StoredBytes {
             size,
             failure: Arc::default(),
         };
-        // Some programs put the tag of an MP3 before a FLAC.
+        // Some programs put the tag of an MP3 before a FLAC or a WAV.
         let tag = bytes.id3_length();
-        if tag > 0 && bytes.array(tag) == Some(*MARKER) {
+        if tag > 0 && bytes.array(tag).is_some_and(|name| [*MARKER, *b"RIFF"].contains(&name)) {
             bytes.offset += tag;
             bytes.size -= tag;
         }

@@ -1,8 +1,11 @@
 //! The stream of a recording that is decoded, and its decoder.
 
 use symphonia::core::codecs::CodecParameters;
-use symphonia::core::codecs::audio::well_known::{CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS};
+use symphonia::core::codecs::audio::well_known::{
+    CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_MULAW, CODEC_ID_VORBIS,
+};
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions, CODEC_ID_NULL_AUDIO};
+use symphonia::core::errors::Error as SymphoniaError;
 use symphonia::core::formats::{FormatReader, Track, TrackType};
 use symphonia::core::units::TimeBase;
 
@@ -56,6 +59,24 @@ pub(crate) struct Container {
     pub preferred: Option<Vec<u32>>,
     /// Tracks whose packets are compressed or encrypted.
     pub encoded: Vec<u32>,
+    /// What it calls the codecs of audio tracks, of those that cannot be decoded, too.
+    pub codecs: Vec<(u32, String)>,
+}
+
+impl Container {
+    /// The fault of a track, or of all, that cannot be decoded.
+    fn without_decoder(&self, track: Option<u32>) -> Fault {
+        let codecs = self
+            .codecs
+            .iter()
+            .filter(|(id, _)| track.is_none_or(|track| track == *id));
+        let names: Vec<&str> = codecs.map(|(_, name)| name.as_str()).collect();
+        if names.is_empty() {
+            return broken("no audio track");
+        }
+        let detail = format!("its audio has a codec that is not supported: {}", names.join(", "));
+        flac::fault(Status::UnsupportedFormat, detail)
+    }
 }
 
 impl Stream {
@@ -97,16 +118,16 @@ impl Stream {
                 Err(fault) => refused = refused.or(Some(fault)),
             }
         }
-        Err(refused.unwrap_or_else(no_track))
+        Err(refused.unwrap_or_else(|| container.without_decoder(None)))
     }
 
     fn of_track(track: &Track, format: Format, container: &Container) -> Result<Stream, Fault> {
-        let no_track = || broken("no audio track");
         let (track_id, mut promised) = (track.id, track.num_frames);
         let parameters = parameters_of(track, container);
-        let mut parameters = parameters.ok_or_else(no_track)?;
+        let without_decoder = || container.without_decoder(Some(track_id));
+        let mut parameters = parameters.ok_or_else(without_decoder)?;
         if parameters.codec == CODEC_ID_NULL_AUDIO {
-            return Err(no_track());
+            return Err(without_decoder());
         }
         if container.encoded.contains(&track_id) {
             let detail = "the packets of its track are compressed or encrypted (ContentEncodings)";
@@ -158,7 +179,10 @@ impl Stream {
             // An MP3 is trimmed here.
             let options = AudioDecoderOptions::default().gapless(format != Format::Mp3);
             let decoder = codecs.make_audio_decoder(&parameters, &options);
-            Decoder::Symphonia(decoder.map_err(failed)?)
+            Decoder::Symphonia(decoder.map_err(|error| match error {
+                SymphoniaError::Unsupported(_) if !container.codecs.is_empty() => without_decoder(),
+                error => failed(error),
+            })?)
         };
         Ok(Stream {
             decoder,
@@ -198,6 +222,10 @@ fn parameters_of(track: &Track, container: &Container) -> Option<AudioCodecParam
     };
     if let Some(sound) = sound {
         sound.complete(&mut parameters);
+    }
+    if [CODEC_ID_PCM_ALAW, CODEC_ID_PCM_MULAW].contains(&parameters.codec) {
+        // CAF and the extensible format of WAV say the 8 bits that are stored, the decoder asks for those of its samples.
+        (parameters.bits_per_sample, parameters.bits_per_coded_sample) = (None, None);
     }
     Some(parameters)
 }

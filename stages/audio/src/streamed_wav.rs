@@ -15,6 +15,8 @@ const NAMES: [&[u8; 4]; 6] = [b"data", b"fmt ", b"fact", b"LIST", b"bext", b"cue
 
 /// A-law and mu-law.
 const COMPANDED: [[u8; 2]; 2] = [[6, 0], [7, 0]];
+/// WAVE_FORMAT_EXTENSIBLE: the format is the beginning of an identifier.
+const EXTENSIBLE: [u8; 2] = [0xfe, 0xff];
 
 /// A header that was mended.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,13 +31,13 @@ pub(crate) struct Header {
 /// The header of a WAV up to its samples, with the sizes that it should have. `bytes` are those of the recording, `size` is how many
 /// there are. A header without sizes has 0xFFFFFFFF or 0x7FFFF000 and more for that of the samples; or 0, and for that of the whole 0,
 /// 0xFFFFFFFF or the length of the header alone, or no chunk behind them. Others have a size of the whole that is too small for the samples, or a chunk of an
-/// odd length that is not filled up, or a format of A-law or mu-law without its last field. None where the header is right, is incomplete, or the recording is larger than a WAV can be (4 GiB).
+/// odd length that is not filled up, or a format of A-law or mu-law without its last field, or as an extensible one. None where the header is right, is incomplete, or the recording is larger than a WAV can be (4 GiB).
 pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Header> {
     let mut header = Vec::new();
     // "RIFF", the size of what follows, "WAVE".
     take(&mut bytes, 12, &mut header)?;
-    // Bytes that were added to fill up, and whether a length was made even: the reader fills up a list of an odd one twice.
-    let (mut added, mut before, mut is_evened) = (0, 0, false);
+    // Bytes that were added to fill up, and whether something else was changed: the reader fills up a list of an odd length twice.
+    let (mut added, mut before, mut is_mended) = (0, 0, false);
     loop {
         // Chunks: a name, a size, and as many bytes, filled up to an even number.
         let chunk = header.len();
@@ -52,7 +54,7 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
         if chunk % 2 == 1 && header[before..].starts_with(b"LIST") {
             let length = u32::from_le_bytes(header[before + 4..before + 8].try_into().ok()?);
             header[before + 4..before + 8].copy_from_slice(&(length + 1).to_le_bytes());
-            is_evened = true;
+            is_mended = true;
         }
         let chunk = chunk + chunk % 2;
         before = chunk;
@@ -68,7 +70,7 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
             let is_open = is_unset || length == UNKNOWN || (length >= LEAST_UNKNOWN && u64::from(length) > there);
             let samples = if is_open { known(there)? } else { length };
             let least = known(header.len() as u64 - 8 + u64::from(samples))?;
-            let is_right = !is_open && whole >= least && added == 0 && !is_evened;
+            let is_right = !is_open && whole >= least && added == 0 && !is_mended;
             let all = if is_open { least } else { whole.max(least) };
             header[4..8].copy_from_slice(&all.to_le_bytes());
             header[chunk + 4..].copy_from_slice(&samples.to_le_bytes());
@@ -80,6 +82,18 @@ pub(crate) fn header_with_sizes(mut bytes: impl Read, size: u64) -> Option<Heade
         }
         take(&mut bytes, length.into(), &mut header)?;
         let format = header.get(chunk + 8..chunk + 10).map(|tag| [tag[0], tag[1]]);
+        let within = header.get(chunk + 32..chunk + 34).map(|tag| [tag[0], tag[1]]);
+        if length == 40
+            && header[chunk..].starts_with(b"fmt ")
+            && format == Some(EXTENSIBLE)
+            && let Some(tag) = within.filter(|tag| COMPANDED.contains(tag))
+        {
+            // The reader knows them by another identifier: as a plain format, with what remains as a chunk that is passed over.
+            header[chunk + 4] = 18;
+            header[chunk + 8..chunk + 10].copy_from_slice(&tag);
+            header[chunk + 24..chunk + 34].copy_from_slice(b"\0\0JUNK\x0e\0\0\0");
+            is_mended = true;
+        }
         if length == 16 && header[chunk..].starts_with(b"fmt ") && format.is_some_and(|tag| COMPANDED.contains(&tag)) {
             // GStreamer leaves out the length of what it does not add, which the reader asks for.
             header[chunk + 4] = 18;
@@ -292,6 +306,29 @@ mod tests {
                 probe(&right, &Format::ALL).unwrap()
             );
             assert_eq!(decode(&short, 1.0).unwrap(), decode(&right, 1.0).unwrap());
+        }
+    }
+
+    /// As libsndfile writes them.
+    #[test]
+    fn telephony_in_the_extensible_format_is_decoded() {
+        for (tag, channels) in [(6, 1), (7, 2)] {
+            let data: Vec<u8> = (0..4_000).map(|at| (at * 37 % 251) as u8).collect();
+            let plain = raw_wav(8_000, channels, tag, 8, &data);
+            let mut bytes = raw_wav(8_000, channels, 0xfffe, 8, &data);
+            (bytes[4], bytes[16]) = (bytes[4].wrapping_add(24), 40);
+            let identifier = b"\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71";
+            let more = [
+                &[22, 0, 8, 0, if channels == 1 { 4 } else { 3 }, 0, 0, 0, tag as u8, 0][..],
+                identifier,
+            ]
+            .concat();
+            bytes.splice(36..36, more);
+            assert_eq!(
+                probe(&bytes, &Format::ALL).unwrap(),
+                probe(&plain, &Format::ALL).unwrap()
+            );
+            assert_eq!(decode(&bytes, 1.0).unwrap(), decode(&plain, 1.0).unwrap());
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Wave64 {
 
 /// How samples are stored.
 struct Layout {
+    /// Of CAF.
+    kind: [u8; 4],
     /// Of CAF: 1 for floating point, 2 for little-endian.
     flags: u16,
     channels: u16,
@@ -53,15 +55,18 @@ impl Layout {
             )));
         }
         let bits = 8 * u32::from(bytes / channels);
-        let flags = match (tag, bits) {
-            (1, 16 | 24 | 32) => 2,
-            (3, 32 | 64) => 3,
+        let (kind, flags) = match (tag, bits) {
+            (1, 16 | 24 | 32) => (*b"lpcm", 2),
+            (3, 32 | 64) => (*b"lpcm", 3),
+            (6, 8) => (*b"alaw", 0),
+            (7, 8) => (*b"ulaw", 0),
             _ => {
                 let what = format!("a 64-bit WAV of format {tag:#x} with {bits} bits");
                 return Err(flac::fault(Status::UnsupportedFormat, what));
             }
         };
         Ok(Layout {
+            kind,
             flags,
             channels,
             rate,
@@ -75,7 +80,7 @@ impl Layout {
         let mut head = b"caff\0\x01\0\0desc".to_vec();
         head.extend(32u64.to_be_bytes());
         head.extend(f64::from(self.rate).to_be_bytes());
-        head.extend(b"lpcm");
+        head.extend(self.kind);
         // Flags; bytes of a packet, frames of it, channels, bits.
         for number in [self.flags, self.bytes, 1, self.channels, self.bits] {
             head.extend(u32::from(number).to_be_bytes());
@@ -191,6 +196,8 @@ pub(crate) mod tests {
             (8, 1, 16, &bytes),
             (1, 1, 32, &bytes),
             (1, 3, 32, &floats),
+            (1, 6, 8, &bytes),
+            (2, 7, 8, &bytes),
         ];
         for (channels, code, bits, data) in pcm {
             let what = format!("{channels} channels, format {code}, {bits} bits");

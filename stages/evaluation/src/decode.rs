@@ -216,7 +216,7 @@ pub fn transcript_schema() -> SchemaRef {
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 10;
+    const VERSION: u32 = 11;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(

@@ -222,6 +222,17 @@ fn what_other_programs_write_is_read_or_named() {
     for name in ["packed.jsonl", "packed.csv"] {
         fs::write(at(name), [0x1f, 0x8b, 8, 0]).unwrap();
     }
+    fs::write(
+        at("indented.jsonl"),
+        "{\n  \"audio_filepath\": \"a.wav\",\n  \"text\": \"one\"\n}\n",
+    )
+    .unwrap();
+    // As R writes it: quotes in quoted fields are escaped by backslashes.
+    fs::write(
+        at("quoted.tsv"),
+        "\"file_name\"\t\"text\"\n\"a.wav\"\t\"he said \\\"hi\\\"\"\n",
+    )
+    .unwrap();
     fs::write(at("blank.jsonl"), "\u{feff}\n \n").unwrap();
     let texts = |name: &str| column(&run(with_lang(&at(name), "en")), "text");
     assert_eq!(texts("semicolons.csv"), ["one; two"]);
@@ -242,6 +253,8 @@ fn what_other_programs_write_is_read_or_named() {
         ("packed.csv", "it is compressed"),
         ("blank.jsonl", "there are no rows in it"),
         ("array.json", "it is one JSON array"),
+        ("indented.jsonl", "goes over several lines"),
+        ("quoted.tsv", "`quoting: csv`"),
         ("macos9.csv", "carriage returns alone"),
         ("cuts.jsonl.gz", "it is compressed"),
     ] {
@@ -308,5 +321,5 @@ fn columns_of_parquet_are_called_as_those_of_tables() {
         vec![("audio", bytes), ("text", text("three")), ("id", text("a"))],
     );
     let said = failure(with_lang(&at("hub.parquet"), "en"));
-    assert!(said.contains("holds the recordings themselves"), "{said}");
+    assert!(said.contains("without the bytes of the recordings"), "{said}");
 }

@@ -284,7 +284,14 @@ fn check_beginning(path: &Path) -> Result<(), ManifestError> {
     read.map_err(|e| ManifestError::io(path, e))?;
     let is_array = without_mark(&bytes, 0).trim_ascii_start().starts_with(b"[");
     let array = is_array.then_some("it is one JSON array; write one object to a line (`jq -c '.[]'` does)");
-    let Some(why) = no_text(&bytes).or(array) else {
+    // As `jq` and `json.dump` with `indent` write them.
+    let first = without_mark(&bytes, 0)
+        .trim_ascii_start()
+        .split(|byte| *byte == b'\n')
+        .next();
+    let is_spread = first.is_some_and(|line| line.trim_ascii() == b"{");
+    let spread = is_spread.then_some("an object goes over several lines; write one object to a line (`jq -c .` does)");
+    let Some(why) = no_text(&bytes).or(array).or(spread) else {
         return Ok(());
     };
     Err(ManifestError::manifest(path, why))

@@ -294,8 +294,8 @@ impl Table {
         if let (false, Ok(field)) = (names_files || has_place, schema.field_with_name("audio"))
             && matches!(field.data_type(), DataType::Struct(_))
         {
-            let why = "its column `audio` holds the recordings themselves, as Hugging Face has it; write them as files, and name \
-                       these in a column `audio_filepath`";
+            let why = "its column `audio` is a structure without the bytes of the recordings; name their files in a column \
+                       `audio_filepath`";
             return Err(table.wrong(why.into()));
         }
         let lacking = REQUIRED

@@ -424,9 +424,14 @@ impl Columns {
         let needed = |wanted: &[&str], what: &str| {
             find(wanted).ok_or_else(|| {
                 let shown: String = names.join(", ").chars().take(SHOWN).collect();
+                let is_quoted = |name: &&str| name.len() > 1 && name.starts_with('"') && name.ends_with('"');
+                let quotes = match names.iter().any(is_quoted) {
+                    true => "; `quoting: csv` reads names and fields in quotes",
+                    false => "",
+                };
                 format!(
                     "its first line names no column for {what} (one of {}; `columns` maps other names); its \
-                     columns are: {shown}",
+                     columns are: {shown}{quotes}",
                     wanted.join(", ")
                 )
             })

@@ -169,6 +169,14 @@ impl Config {
         }
         // Not from the value, which sorts the members.
         let config: Config = serde_json::from_slice(&text).map_err(|error| broken(path, error))?;
+        // Switches of later versions: with one that is on, PEFT computes something else from the same matrices.
+        if let Some((key, _)) = config
+            .other
+            .iter()
+            .find(|(key, value)| key.starts_with("use_") && **value == true)
+        {
+            return Err(broken(path, format!("`{key}` is true, which is not supported")));
+        }
         if let Some(how) = config.init_lora_weights.as_str()
             && let Some(other) = OTHER_BASE.iter().find(|other| how.starts_with(*other))
         {

@@ -138,6 +138,7 @@ fn what_does_not_fit_is_refused_by_name() {
             "`peft_type` is \"LOHA\"",
         ),
         (|c| c["use_dora"] = json!(true), "`use_dora` is true"),
+        (|c| c["use_of_tomorrow"] = json!(true), "`use_of_tomorrow` is true"),
         (|c| c["lora_bias"] = json!(true), "`lora_bias` is true"),
         (|c| c["layer_replication"] = json!([[0, 2]]), "`layer_replication`"),
         (
