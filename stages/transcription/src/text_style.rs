@@ -1,5 +1,6 @@
 //! How numbers and fillers are written: the words of segments are changed once they are certain.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use crate::decoding_request::DecodingRequest;
 use crate::lines::width;
 use crate::number_words::{NumberWords, plain};
 use crate::segments::{ends_sentence, joined};
+use crate::tokens::Token;
 use crate::word_key::is_mark;
 use crate::{Segment, Word};
 
@@ -125,7 +127,7 @@ pub struct TextStyle {
 
 /// A number among words: which words it has, and whether it is written.
 struct Number {
-    words: std::ops::Range<usize>,
+    words: Range<usize>,
     value: u64,
     is_written: bool,
 }
@@ -142,25 +144,58 @@ impl TextStyle {
     /// word, from the beginning of the first to the end of the last, with the least of their confidences. A number of several words
     /// that was one has shares of its time by their length. What is not changed keeps its bytes.
     pub fn apply(&self, segments: Vec<Segment>) -> Vec<Segment> {
+        self.apply_with_tokens(segments, Vec::new()).0
+    }
+
+    /// [`TextStyle::apply`] of segments and the tokens of each of their words. A word that is made of several has the tokens of all,
+    /// as they were said; of several words that are made of one, the first has them.
+    pub fn apply_with_tokens(
+        &self,
+        segments: Vec<Segment>,
+        tokens: Vec<Vec<Token>>,
+    ) -> (Vec<Segment>, Vec<Vec<Token>>) {
         if !self.changes() {
-            return segments;
+            return (segments, tokens);
         }
-        let styled = segments.into_iter().filter_map(|segment| {
-            let words = self.apply_to_words(segment.words.clone());
-            match words {
-                words if words == segment.words => Some(segment),
-                words if words.is_empty() => None,
-                words => Some(Segment {
+        let has_tokens = !tokens.is_empty();
+        let (mut styled, mut of_words) = (Vec::with_capacity(segments.len()), Vec::new());
+        let mut tokens = tokens.into_iter();
+        for segment in segments {
+            let of_segment: Vec<Vec<Token>> = tokens.by_ref().take(segment.words.len()).collect();
+            let (words, ranges): (Vec<Word>, Vec<Range<usize>>) =
+                self.styled(segment.words.clone()).into_iter().unzip();
+            if has_tokens {
+                of_words.extend(
+                    ranges
+                        .into_iter()
+                        .map(|range| spelled(of_segment.get(range).unwrap_or_default())),
+                );
+            }
+            if words == segment.words {
+                styled.push(segment);
+            } else if !words.is_empty() {
+                styled.push(Segment {
                     speaker: segment.speaker,
                     ..joined(words)
-                }),
+                });
             }
-        });
-        styled.collect()
+        }
+        of_words.extend(tokens);
+        (styled, of_words)
     }
 
     /// The words of a segment, or of what was said in one go, in this style.
-    pub fn apply_to_words(&self, mut words: Vec<Word>) -> Vec<Word> {
+    pub fn apply_to_words(&self, words: Vec<Word>) -> Vec<Word> {
+        self.styled(words).into_iter().map(|(word, _)| word).collect()
+    }
+
+    /// Words in this style, each with those that it is made of.
+    fn styled(&self, words: Vec<Word>) -> Vec<Made> {
+        let mut words: Vec<Made> = (0..)
+            .map(|index| index..index + 1)
+            .zip(words)
+            .map(|(of, word)| (word, of))
+            .collect();
         let Some(table) = self.table.as_ref().filter(|_| self.changes()) else {
             return words;
         };
@@ -175,6 +210,24 @@ impl TextStyle {
     }
 }
 
+/// A word, and the words that it is made of.
+type Made = (Word, Range<usize>);
+
+/// The tokens of words, with spaces between the words.
+fn spelled(words: &[Vec<Token>]) -> Vec<Token> {
+    let mut tokens: Vec<Token> = Vec::new();
+    for word in words {
+        let begins = tokens.len();
+        tokens.extend_from_slice(word);
+        if begins > 0
+            && let Some(first) = tokens.get_mut(begins)
+        {
+            first.bytes.insert(0, b' ');
+        }
+    }
+    tokens
+}
+
 /// The marks before a word, the word, and the marks behind it.
 fn parts(word: &str) -> (&str, &str, &str) {
     let is_mark = |c: char| is_mark(c) || ".,!?;:\"'()[]".contains(c);
@@ -185,16 +238,16 @@ fn parts(word: &str) -> (&str, &str, &str) {
 }
 
 /// Leaves fillers out. What ends a sentence goes to the word before, a capital at the beginning to the word after.
-fn without_fillers(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
-    let mut kept: Vec<Word> = Vec::with_capacity(words.len());
+fn without_fillers(words: Vec<Made>, table: &NumberWords) -> Vec<Made> {
+    let mut kept: Vec<Made> = Vec::with_capacity(words.len());
     let mut begins_with_capital = false;
-    for mut word in words {
+    for (mut word, of) in words {
         let (_, core, after) = parts(&word.word);
         let is_capital = core.chars().next().is_some_and(char::is_uppercase);
         if table.is_filler(core) {
-            let begins = kept.last().is_none_or(|last| ends_sentence(&last.word));
+            let begins = kept.last().is_none_or(|(last, _)| ends_sentence(&last.word));
             begins_with_capital |= begins && is_capital;
-            if let Some(last) = kept.last_mut()
+            if let Some((last, _)) = kept.last_mut()
                 && ends_sentence(&word.word)
                 && !ends_sentence(&last.word)
             {
@@ -209,13 +262,14 @@ fn without_fillers(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
             let rest = word.word.split_off(first.len_utf8());
             word.word = first.to_uppercase().collect::<String>() + &rest;
         }
-        kept.push(word);
+        kept.push((word, of));
     }
     kept
 }
 
 /// Cardinal numbers in digits.
-fn in_digits(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
+fn in_digits(made: Vec<Made>, table: &NumberWords) -> Vec<Made> {
+    let words: Vec<&Word> = made.iter().map(|(word, _)| word).collect();
     let mut numbers: Vec<Number> = Vec::new();
     let mut at = 0;
     while at < words.len() {
@@ -233,7 +287,7 @@ fn in_digits(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
     }
     // Numbers that follow each other without a mark between.
     let follows = |first: &Number, second: &Number| {
-        first.words.end == second.words.start && are_together(&words[first.words.end - 1], &words[second.words.start])
+        first.words.end == second.words.start && are_together(words[first.words.end - 1], words[second.words.start])
     };
     let mut begin = 0;
     while begin < numbers.len() {
@@ -241,7 +295,7 @@ fn in_digits(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
             .windows(2)
             .take_while(|pair| follows(&pair[0], &pair[1]));
         let end = begin + 1 + next.count();
-        let before = numbers[begin].words.start.checked_sub(1).map(|before| &words[before]);
+        let before = numbers[begin].words.start.checked_sub(1).map(|before| words[before]);
         match &mut numbers[begin..end] {
             [one] if one.words.len() == 1 => {
                 one.is_written = !table.is_not_alone(&plain(parts(&words[one.words.start].word).1));
@@ -266,14 +320,14 @@ fn in_digits(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
         }
         begin = end;
     }
-    let mut changed: Vec<Word> = Vec::with_capacity(words.len());
+    let mut changed: Vec<Made> = Vec::with_capacity(made.len());
     let mut at = 0;
     for number in numbers.into_iter().filter(|number| number.is_written) {
-        changed.extend_from_slice(&words[at..number.words.start]);
-        changed.push(merged(&words[number.words.clone()], number.value));
+        changed.extend_from_slice(&made[at..number.words.start]);
+        changed.push(merged(&made[number.words.clone()], number.value));
         at = number.words.end;
     }
-    changed.extend_from_slice(&words[at..]);
+    changed.extend_from_slice(&made[at..]);
     changed
 }
 
@@ -283,11 +337,11 @@ fn are_together(first: &Word, second: &Word) -> bool {
 }
 
 /// The longest number that is said from a word on, and the word after it.
-fn number_at(words: &[Word], at: usize, table: &NumberWords) -> Option<(u64, usize)> {
+fn number_at(words: &[&Word], at: usize, table: &NumberWords) -> Option<(u64, usize)> {
     let mut text = String::new();
     let mut ends = Vec::new();
     for (index, word) in words[at..].iter().take(MOST_WORDS).enumerate() {
-        if index > 0 && !are_together(&words[at + index - 1], word) {
+        if index > 0 && !are_together(words[at + index - 1], word) {
             break;
         }
         text += &plain(parts(&word.word).1);
@@ -299,49 +353,51 @@ fn number_at(words: &[Word], at: usize, table: &NumberWords) -> Option<(u64, usi
 }
 
 /// The word of a number that was said in these words.
-fn merged(words: &[Word], value: u64) -> Word {
-    let (first, last) = (&words[0], &words[words.len() - 1]);
+fn merged(made: &[Made], value: u64) -> Made {
+    let ((first, first_of), (last, last_of)) = (&made[0], &made[made.len() - 1]);
+    let words = made.iter().map(|(word, _)| word);
     let (before, after) = (parts(&first.word).0, parts(&last.word).2);
-    let confidences = words.iter().filter_map(|word| word.confidence);
-    Word {
+    let word = Word {
         word: format!("{before}{value}{after}"),
         start: first.start,
-        end: words.iter().map(|word| word.end).fold(first.end, f64::max),
-        confidence: confidences.reduce(f64::min),
+        end: words.clone().map(|word| word.end).fold(first.end, f64::max),
+        confidence: words.filter_map(|word| word.confidence).reduce(f64::min),
         speaker: first.speaker.clone(),
-    }
+    };
+    (word, first_of.start..last_of.end)
 }
 
 /// Whole numbers of ASCII digits in words.
-fn in_words(words: Vec<Word>, table: &NumberWords) -> Vec<Word> {
-    let mut changed: Vec<Word> = Vec::with_capacity(words.len());
-    for word in words {
+fn in_words(made: Vec<Made>, table: &NumberWords) -> Vec<Made> {
+    let mut changed: Vec<Made> = Vec::with_capacity(made.len());
+    for (word, of) in made {
         let (before, core, after) = parts(&word.word);
         let is_number = !core.is_empty() && core.bytes().all(|byte| byte.is_ascii_digit());
         // A number does not begin with 0; a code may.
         let is_number = is_number && (core == "0" || !core.starts_with('0'));
         let value: Option<u64> = core.parse().ok().filter(|_| is_number);
         let Some(written) = value.and_then(|value| table.written(value)) else {
-            changed.push(word);
+            changed.push((word, of));
             continue;
         };
         let written = format!("{before}{written}{after}");
         let total: usize = written.split(' ').map(width).sum();
         let (start, length) = (word.start, word.end - word.start);
+        let time = |letters: usize| match letters {
+            letters if letters == total => word.end,
+            letters => start + length * (letters as f64 / total as f64),
+        };
         let mut behind = 0;
         for part in written.split(' ') {
-            let time = |letters: usize| match letters {
-                letters if letters == total => word.end,
-                letters => start + length * (letters as f64 / total as f64),
-            };
-            let begin = time(behind);
+            let begin = behind;
             behind += width(part);
-            changed.push(Word {
+            let part = Word {
                 word: part.to_owned(),
-                start: begin,
+                start: time(begin),
                 end: time(behind),
                 ..word.clone()
-            });
+            };
+            changed.push((part, if begin == 0 { of.clone() } else { of.end..of.end }));
         }
     }
     changed
@@ -485,6 +541,34 @@ mod tests {
         assert_eq!(text(&digits.apply_to_words(two)), "20 5");
         let gone = crate::segments::segments(said("Uh."), &SegmentRules::default()).unwrap();
         assert_eq!(digits.apply(gone), []);
+    }
+
+    #[test]
+    fn tokens_go_with_their_words() {
+        let token = |text: &str| Token {
+            bytes: text.as_bytes().to_vec(),
+            logprob: -0.5,
+        };
+        let of = |words: &[&[&str]]| -> Vec<Vec<Token>> {
+            words
+                .iter()
+                .map(|word| word.iter().map(|text| token(text)).collect())
+                .collect()
+        };
+        let said = |text: &str| segments(said(text), &SegmentRules::default()).unwrap();
+        let digits = style("en", NumberStyle::Digits, FillerUse::Drop);
+        let tokens = of(&[&["f", "or"], &["tw", "enty"], &["um"], &["five."], &["Uh."], &["we"]]);
+        let (found, left) = digits.apply_with_tokens(said("for twenty um five. Uh. we"), tokens.clone());
+        assert_eq!(
+            found.iter().map(|segment| &*segment.text).collect::<Vec<_>>(),
+            ["for 25.", "we"]
+        );
+        assert_eq!(left, of(&[&["f", "or"], &["tw", "enty", " um", " five."], &["we"]]));
+        let words = style("en", NumberStyle::Words, FillerUse::Keep);
+        let (_, left) = words.apply_with_tokens(said("101 we"), of(&[&["10", "1"], &["we"]]));
+        assert_eq!(left, of(&[&["10", "1"], &[], &[], &["we"]]));
+        let keep = TextStyle::default().apply_with_tokens(said("for twenty um five. Uh. we"), tokens.clone());
+        assert_eq!(keep.1, tokens);
     }
 
     #[test]
