@@ -236,7 +236,7 @@ impl Options {
     }
 }
 
-/// One of these names, as what it stands for.
+/// The value that one of these names has.
 fn one_of<T: DeserializeOwned>(text: &str, names: &[&str]) -> Result<T, String> {
     let found = serde_json::from_value(Value::from(text.trim()));
     found.map_err(|_| format!("`{}` is none of {}", shown(text), names.join(", ")))

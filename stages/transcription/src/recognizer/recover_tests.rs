@@ -132,7 +132,6 @@ fn measured(
     settings: &RecognitionSettings,
 ) -> (f64, f64) {
     let speech = long.speech();
-    let whole_heard = whole;
     let (whole, before) = (texts(whole), texts(with_holes));
     let mut heard = with_holes.to_vec();
     let signals = signals(&long.samples, &long.windows);
@@ -168,36 +167,6 @@ fn measured(
         (100.0 * found.share, found.holes.len())
     });
     let recall = (found_after - found_before) as f64 / lost.max(1) as f64;
-    if std::env::var_os("REQ_DEBUG").is_some() {
-        for (index, h) in heard.iter().enumerate() {
-            if h != &with_holes[index] || true {
-                let t = |h: &Heard| {
-                    h.words
-                        .iter()
-                        .map(|w| {
-                            format!(
-                                "{}[{:.2}-{:.2} {:.2}]",
-                                w.word,
-                                w.start,
-                                w.end,
-                                w.confidence.unwrap_or(0.0)
-                            )
-                        })
-                        .collect::<Vec<_>>()
-                        .join(" ")
-                };
-                let (w, a) = (texts(&whole_heard[index..=index]), texts(&heard[index..=index]));
-                if common(&w, &a) < w.len() || a.len() > w.len() {
-                    println!(
-                        "  WHOLE {}\n  HOLED {}\n  AFTER {}",
-                        t(&whole_heard[index]),
-                        t(&with_holes[index]),
-                        t(h)
-                    );
-                }
-            }
-        }
-    }
     println!(
         "| {name} | {} | {lost} | {:.1} | {:.1} -> {:.1} | {other} | {false_words} ({:.2}) | {:.1} ({}) -> {:.1} ({}) | {:.1} ({:.1}) |",
         whole.len(),
