@@ -32,6 +32,7 @@ const MOST_HEADER: usize = 1 << 20;
 
 pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let as_json = check(arguments)?;
+    let delay = delay(&arguments.recordings.set)?;
     let Some(model) = &arguments.model else {
         return Err(Failure::usage(
             "the bundled small model hears whole recordings",
@@ -82,6 +83,7 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
     let mut hearing = Hearing {
         recognizer: &recognizer,
         listener,
+        delay,
         to: Printer {
             out,
             as_json,
@@ -123,7 +125,6 @@ fn check(arguments: &TranscribeArguments) -> Result<bool, Failure> {
         (recordings.state.is_some(), "--state"),
         (recordings.workers.is_some(), "--workers"),
         (recordings.events.is_some(), "--events"),
-        (!recordings.set.is_empty(), "--set"),
     ];
     if let Some((_, option)) = refused.iter().find(|(is_given, _)| *is_given) {
         let message = format!("`{option}` does not go with --stream");
@@ -146,10 +147,30 @@ fn check(arguments: &TranscribeArguments) -> Result<bool, Failure> {
     }
 }
 
+/// The value of `delay`, the one parameter of the pipeline that a stream has.
+fn delay(set: &[String]) -> Result<f64, Failure> {
+    let mut delay = 0.0;
+    for setting in set {
+        let Some(("delay", value)) = setting.split_once('=') else {
+            let message = format!("`--set {setting}` does not go with --stream");
+            return Err(Failure::usage(message, "with it there is `--set delay=SECONDS` alone"));
+        };
+        let seconds = value
+            .trim()
+            .parse()
+            .ok()
+            .filter(|seconds| (0.0..=1.0).contains(seconds));
+        delay = seconds.ok_or_else(|| Failure::usage(format!("`--set {setting}`"), "`delay` is from 0 to 1 second"))?;
+    }
+    Ok(delay)
+}
+
 /// A recording that is heard, and where its words go.
 struct Hearing<'a> {
     recognizer: &'a Recognizer,
     listener: Listener,
+    /// Seconds that are subtracted from the times of words.
+    delay: f64,
     to: Printer<'a>,
 }
 
@@ -162,7 +183,10 @@ impl Hearing<'_> {
             is_last,
         }];
         let heard = self.recognizer.hear_next(spoken).map_err(Failure::unreadable)?;
-        for next in heard {
+        for mut next in heard {
+            for word in &mut next.heard.words {
+                *word = std::mem::take(word).earlier(self.delay);
+            }
             self.to.print(&next)?;
         }
         Ok(())
@@ -381,6 +405,16 @@ fn word_event(word: &Word) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stream_has_a_delay_and_no_other_parameter() {
+        let of = |set: &[&str]| delay(&set.iter().map(|&set| set.to_owned()).collect::<Vec<_>>());
+        assert_eq!((of(&[]).unwrap(), of(&["delay=0.08"]).unwrap()), (0.0, 0.08));
+        for wrong in ["delay=nan", "delay=2", "delay=-0.1", "delay=", "max_window=3", "delay"] {
+            let error = of(&[wrong]).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
 
     #[test]
     fn beginnings_of_standard_input() {

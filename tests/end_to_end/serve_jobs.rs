@@ -11,7 +11,7 @@ use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use flow_random::SplitMix64;
-use flow_storage_testing::TestServer;
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 use serde_json::Value;
 
 use crate::binary::program;
@@ -340,4 +340,115 @@ fn recordings_of_jobs_are_fetched_from_object_storage() {
             "{failed}"
         );
     }
+}
+
+/// The service is killed again and again while it fetches a recording; in the end the job is done once, by its whole recording.
+#[test]
+fn kills_while_a_recording_is_fetched_lose_no_job_and_leave_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let bucket = folder.path().join("s3/calls");
+    fs::create_dir_all(&bucket).unwrap();
+    let audio = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/model/audio/eval3_es.wav");
+    let audio = fs::read(&audio).unwrap();
+    fs::write(bucket.join("a.wav"), &audio).unwrap();
+    let server = TestServer::start(&folder.path().join("s3")).unwrap();
+    let (origin, events) = webhooks();
+    let hook = format!("{origin}/hook");
+    fs::write(folder.path().join("secret"), "0123456789abcdef0123456789abcdef").unwrap();
+    let uploads = folder.path().join("uploads");
+    fs::create_dir(&uploads).unwrap();
+    let config = folder.path().join("serve.yaml");
+    let text = format!(
+        "jobs: {{folder: jobs, sources: ['s3://calls'], max_attempts: 1000, webhook_secret: secret, \
+         webhook_origins: ['{origin}']}}\nhttp: {{upload_folder: '{}'}}\n",
+        uploads.display()
+    );
+    fs::write(&config, text).unwrap();
+    let start = || {
+        let mut flow = program();
+        flow.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(&config);
+        flow.envs(server.environment());
+        Served::start(flow, PATIENCE).unwrap()
+    };
+    let agent = agent(PATIENCE);
+    let reads = || server.requests("GET /calls/a.wav");
+    // Before the answer, in its middle, and where all of it has come or is about to.
+    let seconds = audio.len() as u64;
+    let slow = |bytes_per_second| Fault::Slow {
+        latency: Duration::ZERO,
+        bytes_per_second,
+    };
+    let kills = [
+        (Fault::Delay(PATIENCE), 0),
+        (slow(seconds / 60), 100),
+        (slow(seconds / 60), 700),
+        (slow(seconds), 1000),
+        (slow(2 * seconds), 550),
+    ];
+    let mut id = None;
+    for (fault, milliseconds) in kills {
+        server.clear();
+        server.fault(FaultRule {
+            method: Some("GET"),
+            ..FaultRule::always(fault, "/calls/a.wav")
+        });
+        let service = start();
+        if id.is_none() {
+            let body = form(None, &[("url", "s3://calls/a.wav"), ("webhook", &hook)]);
+            let made = post(&agent, &format!("{}{JOBS}", service.url), &content_type(), &body).unwrap();
+            id = Some(id_of(&made));
+        }
+        let begin = Instant::now();
+        let state = || {
+            let job = get(&agent, &format!("{}{JOBS}/{}", service.url, id.as_ref().unwrap())).unwrap();
+            serde_json::from_str::<Value>(&job.text).unwrap()["state"].clone()
+        };
+        while reads() == 0 && state() != "done" {
+            assert!(begin.elapsed() < PATIENCE, "{}", state());
+            sleep(Duration::from_millis(10));
+        }
+        sleep(Duration::from_millis(milliseconds));
+        drop(service);
+    }
+    let id = id.unwrap();
+    server.clear();
+    let service = start();
+    let job = || {
+        let job = get(&agent, &format!("{}{JOBS}/{id}", service.url)).unwrap();
+        serde_json::from_str::<Value>(&job.text).unwrap()
+    };
+    let begin = Instant::now();
+    while job()["state"] != "done" || job()["webhook"]["state"] != "delivered" {
+        assert!(job()["state"] != "failed" && begin.elapsed() < PATIENCE, "{}", job());
+        sleep(Duration::from_millis(50));
+    }
+    let result = get(&agent, &format!("{}{JOBS}/{id}/result", service.url)).unwrap();
+    let body = form(Some(&audio), &[]);
+    let expected = post(
+        &agent,
+        &format!("{}{TRANSCRIPTIONS}", service.url),
+        &content_type(),
+        &body,
+    );
+    assert_eq!((result.status, result.text), (200, expected.unwrap().text));
+    let listed = get(&agent, &format!("{}{JOBS}", service.url)).unwrap();
+    let listed: Value = serde_json::from_str(&listed.text).unwrap();
+    assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");
+    let delivered = events.lock().unwrap();
+    assert_eq!(delivered.len(), 1);
+    assert_eq!(delivered[&id].len(), 1, "one event, however often it is sent");
+    drop(delivered);
+    let (status, told) = service.terminate();
+    assert!(status.success() && !told.contains("warning"), "{told}");
+    let names = |folder: &Path| -> BTreeSet<String> {
+        let files = fs::read_dir(folder).unwrap();
+        files
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect()
+    };
+    let of_job = names(&folder.path().join("jobs").join(&id));
+    let most = ["attempts.json", "delivery.json", "outcome", "request.json"].map(str::to_owned);
+    assert_eq!(of_job, BTreeSet::from(most));
+    assert_eq!(names(&folder.path().join("jobs")).len(), 2, "the job and the lock");
+    assert_eq!(names(&uploads), BTreeSet::new());
 }

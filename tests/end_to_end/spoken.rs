@@ -90,6 +90,30 @@ fn words_of_a_file_and_of_standard_input_are_those_of_the_model() {
     }
     assert_eq!(words.join(" "), whole.split_whitespace().collect::<Vec<_>>().join(" "));
     assert!(partials > 0);
+    // All times are earlier by a delay.
+    let delayed = [
+        "--model",
+        model,
+        "--format",
+        "json",
+        "--latency",
+        "80",
+        "--set",
+        "delay=0.1",
+        "-",
+    ];
+    let delayed = flow(&delayed, Some(&bytes));
+    expect_code(&delayed, 0);
+    let starts = |output: &Output| -> Vec<f64> {
+        let events = stdout(output);
+        let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        events.filter_map(|event| event["start"].as_f64()).collect()
+    };
+    let earlier: Vec<f64> = starts(&events).iter().map(|start| (start - 0.1).max(0.0)).collect();
+    let delayed = starts(&delayed);
+    assert_eq!(delayed.len(), earlier.len());
+    let is_same = |(found, expected): (&f64, &f64)| (found - expected).abs() < 1e-9;
+    assert!(delayed.iter().zip(&earlier).all(is_same), "{delayed:?} {earlier:?}");
     // Nothing is heard in nothing.
     let nothing = flow(&["--model", model, "-"], Some(&[]));
     expect_code(&nothing, 0);
@@ -113,6 +137,7 @@ fn what_a_stream_does_not_give_is_refused() {
     refused(&["--model", model, "--format", "srt", "-"], None, "txt or json");
     refused(&["--model", model, "a.wav", "b.wav"], None, "one recording");
     refused(&["--model", model, "--beam", "4", "-"], None, "greedy");
+    refused(&["--model", model, "--set", "max_window=3", "-"], None, "max_window");
     refused(&["--model", model, "none.wav"], None, "none.wav");
     let mut stereo = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x02\0".to_vec();
     stereo.extend([0x80, 0x3e, 0, 0, 0, 0xfa, 0, 0, 4, 0, 16, 0]);

@@ -7,6 +7,7 @@ use flow_speakers::clustering::Clusters;
 use flow_speakers::diarizer::KnownSpeakers;
 use flow_transcription::decoding_request::{DecodingRequest, phrases_of_prompt};
 use flow_transcription::language_prior::parse_languages;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Most bytes of a value, but for references.
@@ -26,17 +27,21 @@ const LANGUAGES: &str = "languages[]";
 const PROMPT: &str = "prompt";
 const PHRASES: &str = "phrases[]";
 const BOOST_WEIGHT: &str = "boost_weight";
+const NUMBERS: &str = "numbers";
+const FILLERS: &str = "fillers";
 const NUM_SPEAKERS: &str = "num_speakers";
 const MIN_SPEAKERS: &str = "min_speakers";
 const MAX_SPEAKERS_FIELD: &str = "max_speakers";
 const KNOWN_NAMES: &str = "known_speaker_names[]";
 const KNOWN_REFERENCES: &str = "known_speaker_references[]";
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 12] = [
     LANGUAGE,
     LANGUAGES,
     PROMPT,
     PHRASES,
     BOOST_WEIGHT,
+    NUMBERS,
+    FILLERS,
     NUM_SPEAKERS,
     MIN_SPEAKERS,
     MAX_SPEAKERS_FIELD,
@@ -124,6 +129,8 @@ impl Options {
                 let number = number.ok_or_else(|| wrong(format!("`{}` is no number", shown(text))))?;
                 self.decoding.boost_weight = Some(number);
             }
+            NUMBERS => self.decoding.numbers = Some(one_of(text, &["keep", "digits", "words"]).map_err(wrong)?),
+            FILLERS => self.decoding.fillers = Some(one_of(text, &["keep", "drop"]).map_err(wrong)?),
             NUM_SPEAKERS => self.clusters.number = Some(count(text).map_err(wrong)?),
             MIN_SPEAKERS => self.clusters.least = Some(count(text).map_err(wrong)?),
             MAX_SPEAKERS_FIELD => self.clusters.most = Some(count(text).map_err(wrong)?),
@@ -229,6 +236,12 @@ impl Options {
     }
 }
 
+/// The value that one of these names has.
+fn one_of<T: DeserializeOwned>(text: &str, names: &[&str]) -> Result<T, String> {
+    let found = serde_json::from_value(Value::from(text.trim()));
+    found.map_err(|_| format!("`{}` is none of {}", shown(text), names.join(", ")))
+}
+
 /// A number of speakers.
 fn count(text: &str) -> Result<usize, String> {
     let number = text.trim().parse::<usize>().ok();
@@ -288,6 +301,8 @@ mod tests {
             ("prompt", "Ada Lovelace, Digique"),
             ("phrases[]", "Zürich"),
             ("boost_weight", "2"),
+            ("numbers", "digits"),
+            ("fillers", "drop"),
             ("max_speakers", "3"),
             ("known_speaker_names", "Ada"),
             ("known_speaker_references[]", "data:;base64,AQ=="),
@@ -302,6 +317,8 @@ mod tests {
             ("prompt", json!("Ada Lovelace, Digique")),
             ("phrases", json!(["Zürich"])),
             ("boost_weight", json!(2)),
+            ("numbers", json!("digits")),
+            ("fillers", json!("drop")),
             ("max_speakers", json!(3)),
             ("num_speakers", Value::Null),
             ("known_speaker_names", json!(["Ada"])),
@@ -330,6 +347,8 @@ mod tests {
             ("phrases", json!(vec!["a"; 1001])),
             ("boost_weight", json!(-1)),
             ("boost_weight", json!("NaN")),
+            ("numbers", json!("roman")),
+            ("fillers", json!(1)),
             ("num_speakers", json!(0)),
             ("num_speakers", json!(2.5)),
             ("max_speakers", json!(true)),

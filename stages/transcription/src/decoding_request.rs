@@ -1,4 +1,5 @@
-//! What a request says of how its recording is decoded: phrases that are probable, and the languages that are spoken.
+//! What a request says of how its recording is decoded: phrases that are probable, the languages that are spoken, and how its numbers and
+//! fillers are written.
 
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use flow_model::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 
 use crate::language_prior::{LanguageCounts, LanguagePrior};
+use crate::text_style::{FillerUse, NumberStyle};
 use crate::{Result, TranscriptionError};
 
 /// Most phrases of a request.
@@ -29,6 +31,11 @@ pub struct DecodingRequest {
     pub boost_weight: Option<f64>,
     /// Codes of the languages that are spoken; empty where nobody says.
     pub languages: Vec<String>,
+    /// How numbers are written, and what is done about fillers ([`crate::text_style`]); none where nobody says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numbers: Option<NumberStyle>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fillers: Option<FillerUse>,
 }
 
 impl DecodingRequest {

@@ -23,6 +23,7 @@ pub mod line_formats;
 mod lines;
 pub mod long_audio;
 pub mod manifest_rows;
+pub mod number_words;
 pub mod parquet_format;
 mod read_ahead;
 pub mod recognizer;
@@ -35,6 +36,7 @@ pub mod subtitles;
 pub mod suspects;
 #[cfg(test)]
 mod test_data;
+pub mod text_style;
 mod times;
 pub mod tokens;
 pub mod transcribe;

@@ -128,8 +128,7 @@ impl Recognized {
                 shift(&mut segment.start);
                 shift(&mut segment.end);
                 for word in &mut segment.words {
-                    shift(&mut word.start);
-                    shift(&mut word.end);
+                    *word = std::mem::take(word).earlier(delay);
                 }
             }
         }

@@ -116,7 +116,8 @@ fn longest_pause(words: &[Word], max_duration: f64) -> usize {
     best.map_or(fitting, |(_, count)| count)
 }
 
-fn joined(words: Vec<Word>) -> Segment {
+/// A segment of words, of which there is one at least.
+pub(crate) fn joined(words: Vec<Word>) -> Segment {
     let texts: Vec<&str> = words.iter().map(|word| word.word.trim()).collect();
     let confidences: Vec<f64> = words.iter().filter_map(|word| word.confidence).collect();
     let mean = confidences.iter().sum::<f64>() / confidences.len() as f64;

@@ -31,6 +31,7 @@ use crate::rows::{
     Speakers, recordings_batch, recordings_schema, segments_batch, segments_schema, timings_batch, timings_schema,
 };
 use crate::streamed::{Extent, OpenDecoders};
+use crate::text_style::TextStyle;
 use crate::{Metadata, Performance};
 
 pub use crate::transcribe_settings::{MAX_DURATION, TranscribeSettings};
@@ -84,6 +85,7 @@ impl Kind for Transcribe {
             context: context.clone(),
             listed: None,
             recognizer: None,
+            style: None,
             ahead: ReadAhead::default(),
             open: OpenDecoders::default(),
             told: BTreeSet::new(),
@@ -136,6 +138,9 @@ impl Kind for Transcribe {
             let weight = settings.language_prior().map(|_| settings.language_weight);
             identity["languages"] = json!({"languages": settings.languages, "weight": weight});
         }
+        if settings.has_text_style() {
+            identity["text_style"] = json!({"numbers": settings.numbers, "fillers": settings.fillers});
+        }
         identity
     }
 }
@@ -146,6 +151,7 @@ struct Transcriber {
     /// Sorted by name, which is that of the partition.
     listed: Option<Arc<Vec<Listed>>>,
     recognizer: Option<Arc<Recognizer>>,
+    style: Option<TextStyle>,
     ahead: ReadAhead,
     open: OpenDecoders,
     /// Notes that were told: the path of the file, the recording's name (several may be in one tar), and the letters of the note.
@@ -193,14 +199,16 @@ impl Source for Transcriber {
         let decoding = self.settings.decoding();
         let prior = self.settings.language_prior().map(Path::to_path_buf);
         let prior = prior.iter().map(|file| ("language_prior", file));
-        for (setting, file) in decoding.files().chain(prior.clone()) {
+        let table = self.settings.text_table().map(Path::to_path_buf);
+        let others = prior.chain(table.iter().map(|file| ("text_table", file)));
+        for (setting, file) in decoding.files().chain(others.clone()) {
             let unreadable = |error| StageError::setting(setting, format!("cannot read {}: {error}", file.display()));
             open_regular_file(file).map_err(unreadable)?;
         }
         let read: Vec<PathBuf> = model
             .into_iter()
             .chain(calibration)
-            .chain(decoding.files().chain(prior).map(|(_, file)| file.clone()))
+            .chain(decoding.files().chain(others).map(|(_, file)| file.clone()))
             .collect();
         let model_name = OpenModel::name(&self.settings.model);
         let partition = |listed: &Listed| {
@@ -244,6 +252,12 @@ impl Source for Transcriber {
         if self.context.cancel.is_set() {
             return Err(stopped());
         }
+        // Before the model is loaded: a table may be wrong.
+        let style = match self.style.take() {
+            Some(style) => style,
+            None => self.settings.text_style()?,
+        };
+        let style = self.style.insert(style).clone();
         let recognizer = self.recognizer()?;
         let before = begun.elapsed().as_secs_f64();
         let transcribed = match self.ahead.take(partition, &listed.recording.path) {
@@ -257,6 +271,7 @@ impl Source for Transcriber {
             },
         };
         let Transcribed { extent, recognized, .. } = transcribed;
+        let segments = style.apply(recognized.segments);
         if let Some(note) = extent.note
             && self.told.insert(told_as(&listed.recording, &note))
         {
@@ -281,7 +296,7 @@ impl Source for Transcriber {
         let performance = Performance::new(metadata.duration_s, transcribed.seconds, 0.0, total);
         let now = Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true);
         out.read(1);
-        out.send(0, segments_batch(&recognized.segments, Speakers::Unasked)?);
+        out.send(0, segments_batch(&segments, Speakers::Unasked)?);
         out.send(
             1,
             recordings_batch(&metadata, recognized.decoded_seconds, recognized.windows)?,

@@ -18,6 +18,7 @@ use crate::language_prior::{WEIGHT, parse_languages};
 use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
+use crate::text_style::{FillerUse, NumberStyle, Tables, TextStyle};
 
 /// The longest recording, in seconds, that may be asked for. Twelve hours: times and samples are counted in 32 bits further down.
 pub const MAX_DURATION: f64 = 43_200.0;
@@ -191,6 +192,17 @@ pub struct TranscribeSettings {
     /// Weight of what follows from the counts, from 0 to 100.
     #[serde(default = "language_weight")]
     pub language_weight: f64,
+    /// How numbers are written, with one of `languages` that has a table: as the model does (`keep`), cardinal numbers in digits
+    /// (`digits`), or digits in words (`words`).
+    #[serde(default)]
+    pub numbers: NumberStyle,
+    /// With one of `languages` that has a table: fillers such as `uh` stay (`keep`) or are left out (`drop`).
+    #[serde(default)]
+    pub fillers: FillerUse,
+    /// A table of number words and fillers (docs/transcription.md) in place of the bundled one of the language; empty for that. English,
+    /// German, Hindi and Spanish are bundled.
+    #[serde(default)]
+    pub text_table: PathBuf,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     #[serde(default = "cpu")]
     pub device: String,
@@ -292,6 +304,9 @@ impl TranscribeSettings {
             languages: Vec::new(),
             language_prior: PathBuf::new(),
             language_weight: language_weight(),
+            numbers: NumberStyle::default(),
+            fillers: FillerUse::default(),
+            text_table: PathBuf::new(),
             device: cpu(),
         }
     }
@@ -354,6 +369,31 @@ impl TranscribeSettings {
             languages: self.languages.clone(),
             ..DecodingRequest::default()
         }
+    }
+
+    /// Whether numbers and fillers are written in another way than the model does.
+    pub(crate) fn has_text_style(&self) -> bool {
+        (self.numbers, self.fillers) != Default::default()
+    }
+
+    /// The file of the user's table, where one is used.
+    pub(crate) fn text_table(&self) -> Option<&Path> {
+        (self.has_text_style() && !self.text_table.as_os_str().is_empty()).then_some(&*self.text_table)
+    }
+
+    /// How numbers and fillers are written.
+    pub(crate) fn text_style(&self) -> Result<TextStyle, StageError> {
+        if !self.has_text_style() {
+            return Ok(TextStyle::default());
+        }
+        let tables = Tables::with_files(self.text_table()).map_err(|why| StageError::setting("text_table", why))?;
+        let request = DecodingRequest {
+            numbers: Some(self.numbers),
+            fillers: Some(self.fillers),
+            ..self.request()
+        };
+        let style = tables.style(&request, Default::default());
+        style.map_err(|(setting, why)| StageError::setting(setting, why))
     }
 
     /// The file of counts, where there is one and languages are asked for.
@@ -424,6 +464,10 @@ impl TranscribeSettings {
             return Err(StageError::setting("input", "`input` names no recording"));
         }
         parse_languages(&self.languages.join(",")).map_err(|why| StageError::setting("languages", why))?;
+        if self.text_table().is_none() {
+            // A file is read when the stage opens.
+            self.text_style()?;
+        }
         if !(0.0..=100.0).contains(&self.language_weight) {
             return wrong("language_weight", self.language_weight, "from 0 to 100");
         }

@@ -16,6 +16,7 @@ use crate::long_audio::WindowMethod;
 use crate::read_ahead::TAKEN;
 use crate::rows::{read_metadata, read_segments};
 use crate::test_data::{hindi, root, wav};
+use crate::text_style::{FillerUse, NumberStyle};
 
 fn model() -> PathBuf {
     root().join("configs/models/small.nemo")
@@ -436,6 +437,63 @@ fn settings_that_cannot_be_are_named() {
     let gone = TranscribeSettings::new(vec!["no/such/*.wav".into()], model());
     let error = Harness::<Transcribe>::new(gone).run().unwrap_err().to_string();
     assert!(error.contains("nothing fits"), "{error}");
+}
+
+/// By a table in which the first word that is heard is a filler, and the second a number.
+#[test]
+fn numbers_and_fillers_are_in_the_style_that_is_asked_for() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("a.flac"), hindi("rec_hi_0001_000.flac")).unwrap();
+    let hindi = TranscribeSettings {
+        languages: vec!["hi".to_owned()],
+        ..settings(place.path())
+    };
+    let words = |settings: &TranscribeSettings| {
+        let segments = read_segments(&run(settings.clone()).rows("segments", "a")).unwrap();
+        let words = segments.into_iter().flat_map(|segment| segment.words);
+        words.collect::<Vec<_>>()
+    };
+    let heard = words(&hindi);
+    let core = |word: &str| word.trim_matches(['।', ',', '.', '?']).to_owned();
+    let (filler, number) = (core(&heard[0].word), core(&heard[1].word));
+    let table = place.path().join("table.yaml");
+    let text = format!("language: hi\ncardinals: {{0: {number}}}\nfillers: [{filler}]\n");
+    std::fs::write(&table, text).unwrap();
+    let styled = TranscribeSettings {
+        numbers: NumberStyle::Digits,
+        fillers: FillerUse::Drop,
+        text_table: table.clone(),
+        ..hindi.clone()
+    };
+    let found = words(&styled);
+    let mut expected: Vec<_> = heard.into_iter().filter(|word| core(&word.word) != filler).collect();
+    for word in &mut expected {
+        if core(&word.word) == number {
+            word.word = word.word.replace(&number, "0");
+        }
+    }
+    assert_eq!(found, expected);
+    assert_ne!(Transcribe::identity(&hindi), Transcribe::identity(&styled));
+    let unused = TranscribeSettings {
+        text_table: table.clone(),
+        ..hindi.clone()
+    };
+    assert_eq!(Transcribe::identity(&hindi), Transcribe::identity(&unused));
+    std::fs::write(&table, "language: hi\n").unwrap();
+    let error = Harness::<Transcribe>::new(styled.clone())
+        .run()
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("table.yaml") && error.contains("cardinals"), "{error}");
+    for languages in [&["fr"][..], &[], &["en", "de"]] {
+        let wrong = TranscribeSettings {
+            languages: languages.iter().map(|&code| code.to_owned()).collect(),
+            text_table: PathBuf::new(),
+            ..styled.clone()
+        };
+        let error = wrong.check().unwrap_err().to_string();
+        assert!(error.contains("de, en, es, hi"), "{error}");
+    }
 }
 
 #[test]

@@ -310,6 +310,16 @@ impl Word {
         });
         words.collect()
     }
+
+    /// The same word `delay` seconds earlier, but not before the beginning of the recording.
+    pub fn earlier(self, delay: f64) -> Self {
+        let shifted = |time: f64| if delay > 0.0 { (time - delay).max(0.0) } else { time };
+        Word {
+            start: shifted(self.start),
+            end: shifted(self.end),
+            ..self
+        }
+    }
 }
 
 impl Segment {

@@ -10,7 +10,7 @@ pub fn word_key(word: &str) -> String {
 }
 
 /// Whether a character separates, closes or is invisible, as far as words have such.
-fn is_mark(c: char) -> bool {
+pub(crate) fn is_mark(c: char) -> bool {
     c.is_whitespace()
         || matches!(c, '\u{2000}'..='\u{206f}' | '\u{3000}'..='\u{303f}' | '\u{ff00}'..='\u{ff0f}' | '\u{ff1a}'..='\u{ff1f}')
         || "¡¿«»·।॥؟،؛۔・".contains(c)

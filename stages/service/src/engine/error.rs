@@ -27,6 +27,9 @@ pub enum EngineError {
         /// In seconds.
         max_duration: f64,
     },
+    /// A field of the request that cannot be as it is.
+    #[error("{why}")]
+    Field { field: &'static str, why: String },
     /// `decode_timeout` has expired.
     #[error("transcribing took longer than {0} s, which is the limit")]
     Timeout(

@@ -18,7 +18,7 @@ mod tests;
 mod work;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -30,6 +30,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_speakers::stages::known;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
+use flow_transcription::text_style::{Tables, TextStyle};
 use tempfile::{NamedTempFile, TempPath};
 use tokio::sync::{Notify, oneshot};
 
@@ -91,7 +92,7 @@ pub struct TranscriptionRequest {
     pub speakers: SpeakerRequest,
     /// Whether to give the tokens of words.
     pub tokens: bool,
-    /// Phrases and languages.
+    /// Phrases, languages, and how numbers and fillers are written.
     pub decoding: Arc<DecodingRequest>,
     /// The channel that is transcribed, from 0; none: the mean of all.
     pub channel: Option<u32>,
@@ -147,6 +148,8 @@ impl Engine {
     /// As [`Engine::start`].
     pub fn start_observed(settings: EngineSettings, observer: Arc<dyn Observer>) -> Result<Engine, EngineError> {
         settings.check()?;
+        let tables = Tables::with_files(settings.text_tables.iter().map(PathBuf::as_path));
+        let tables = tables.map_err(|why| EngineError::setting("text_tables", why))?;
         let diarizer = settings.diarization.then(Diarizer::bundled).transpose();
         let diarizer = diarizer.map_err(|error| EngineError::Model(error.to_string()))?;
         let known_speakers = known_speakers(&settings, diarizer.as_ref())?;
@@ -154,6 +157,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 shared: Arc::new(Shared {
                     recognition: settings.recognition(),
+                    tables,
                     models: Models::new(&settings, Arc::clone(&observer))?,
                     preparation: Preparation::default(),
                     diarizer: diarizer.map(Arc::new),
@@ -305,20 +309,30 @@ impl Engine {
         Ok(())
     }
 
+    /// How numbers and fillers are written for a request.
+    ///
+    /// # Errors
+    /// [`EngineError::Field`] if it asks for a style in a language that has no table.
+    pub fn text_style(&self, decoding: &DecodingRequest) -> Result<TextStyle, EngineError> {
+        self.inner.shared.text_style(decoding)
+    }
+
     /// Accepts a request. Dropping the job cancels it.
     ///
     /// # Errors
-    /// [`EngineError::Busy`], [`EngineError::Draining`], [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`].
+    /// [`EngineError::Busy`], [`EngineError::Draining`], [`EngineError::UnknownModel`], [`EngineError::NotDiarizing`],
+    /// [`EngineError::Field`].
     pub fn submit(&self, request: TranscriptionRequest) -> Result<Job, EngineError> {
         let shared = &self.inner.shared;
         self.check(request.model.as_deref(), request.diarize)?;
         let model = shared.models.find(request.model.as_deref())?;
+        let style = shared.text_style(&request.decoding)?;
         let work = {
             let mut places = shared.places();
             places.check_room(shared.settings.max_queue)?;
             let id = places.next;
             places.next += 1;
-            let work = Arc::new(Work::new(id, request, Arc::clone(shared)));
+            let work = Arc::new(Work::new(id, request, style, Arc::clone(shared)));
             places.jobs.insert(id, Arc::downgrade(&work));
             work
         };

@@ -11,6 +11,7 @@ use flow_transcription::coverage::{CoverageMode, CoverageSettings, SuspectUse};
 use flow_transcription::long_audio::LongAudio;
 use flow_transcription::recognizer::{RecognitionSettings, VoiceActivity};
 use flow_transcription::segments::SegmentRules;
+use flow_transcription::text_style::{FillerUse, NumberStyle};
 use flow_transcription::transcribe::{MAX_DURATION, TranscribeSettings};
 use serde::{Deserialize, Deserializer, de};
 
@@ -56,11 +57,16 @@ pub struct EngineSettings {
     pub decoder: Option<HeadKind>,
     /// Weight of what follows from the language priors of models, from 0 to 100.
     pub language_weight: f64,
+    /// How numbers are written, and what is done about fillers, where a request names a language with a table and does not say it.
+    pub numbers: NumberStyle,
+    pub fillers: FillerUse,
+    /// Tables of number words and fillers, each in place of the bundled one of its language.
+    pub text_tables: Vec<PathBuf>,
     /// The longest pause within a segment, in seconds.
     pub max_gap: f64,
     /// The longest segment, in seconds.
     pub max_segment: f64,
-    /// Seconds that are subtracted from the times of words, except in live sessions: transducers emit words late.
+    /// Seconds that are subtracted from the times of words: transducers emit words late.
     pub delay: f64,
     /// Most seconds of audio, padding included, in a model at once.
     pub batch_seconds: f64,
@@ -103,6 +109,9 @@ impl Default for EngineSettings {
             suspects: usual.suspects,
             decoder: usual.decoder,
             language_weight: flow_transcription::language_prior::WEIGHT,
+            numbers: usual.numbers,
+            fillers: usual.fillers,
+            text_tables: Vec::new(),
             max_gap: usual.max_gap,
             max_segment: usual.max_segment,
             delay: usual.delay,

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers};
+use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::RecognitionSettings;
+use flow_transcription::text_style::{Tables, TextStyle};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use super::models::Models;
@@ -19,6 +21,7 @@ const MOST_RETRY_AFTER: f64 = 60.0;
 pub(crate) struct Shared {
     pub settings: EngineSettings,
     pub recognition: RecognitionSettings,
+    pub tables: Tables,
     pub models: Arc<Models>,
     pub preparation: Preparation,
     pub diarizer: Option<Arc<Diarizer>>,
@@ -70,6 +73,14 @@ impl Drop for AlignmentPlace {
 impl Shared {
     pub fn places(&self) -> MutexGuard<'_, Places> {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How numbers and fillers are written for a request.
+    pub fn text_style(&self, request: &DecodingRequest) -> Result<TextStyle, EngineError> {
+        let style = self
+            .tables
+            .style(request, (self.settings.numbers, self.settings.fillers));
+        style.map_err(|(field, why)| EngineError::Field { field, why })
     }
 
     /// A place for a window of a live session, of which there are as many as of requests.

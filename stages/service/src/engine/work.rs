@@ -15,6 +15,7 @@ use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::{Heard, RecognitionSettings, SpeechWindows, recognized};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
 use flow_transcription::streamed::Extent;
+use flow_transcription::text_style::TextStyle;
 use flow_transcription::tokens::Token;
 use flow_transcription::{Metadata, Performance, Segment, Transcript};
 use tempfile::TempPath;
@@ -35,6 +36,7 @@ pub(crate) struct Work {
     speakers: SpeakerRequest,
     with_tokens: bool,
     decoding: Arc<DecodingRequest>,
+    style: TextStyle,
     channels: Channels,
     taken: Instant,
     shared: Arc<Shared>,
@@ -96,7 +98,7 @@ impl Progress {
 }
 
 impl Work {
-    pub fn new(id: u64, request: TranscriptionRequest, shared: Arc<Shared>) -> Self {
+    pub fn new(id: u64, request: TranscriptionRequest, style: TextStyle, shared: Arc<Shared>) -> Self {
         Work {
             id,
             source_name: request.source_name,
@@ -105,6 +107,7 @@ impl Work {
             speakers: request.speakers,
             with_tokens: request.tokens,
             decoding: request.decoding,
+            style,
             channels: request.channel.map_or(Channels::Mix, Channels::One),
             taken: Instant::now(),
             shared,
@@ -251,6 +254,7 @@ impl Work {
                 Ok(new) => {
                     let words = new.iter().map(|segment| segment.words.len()).sum();
                     let tokens = progress.settled_tokens(words);
+                    let (new, tokens) = self.style.apply_with_tokens(new, tokens);
                     state.segments.extend(new);
                     state.tokens.extend(tokens);
                     // Before the following steps, which may fail.
@@ -306,7 +310,7 @@ impl Work {
         batches: usize,
     ) -> Result<Finished, EngineError> {
         let mut heard: Vec<Heard> = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
-        let tokens = heard
+        let tokens: Vec<Vec<Token>> = heard
             .iter_mut()
             .flat_map(|heard| std::mem::take(&mut heard.tokens))
             .collect();
@@ -316,6 +320,7 @@ impl Work {
         let notes = decoding.notes.clone();
         let recognized = recognized(&progress.windows, heard, &self.shared.recognition);
         let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
+        let (segments, tokens) = self.style.apply_with_tokens(recognized.segments, tokens);
         let duration = progress.windows.samples as f64 / f64::from(SAMPLE_RATE);
         let metadata = Metadata {
             source_file: self.source_name.clone(),
@@ -340,10 +345,8 @@ impl Work {
         );
         let speakers = metadata.num_speakers;
         let segments = match &diarized {
-            Some((diarized, _)) => {
-                assign_speakers(recognized.segments, &diarized.exclusive, &AssignmentRules::default())
-            }
-            None => recognized.segments,
+            Some((diarized, _)) => assign_speakers(segments, &diarized.exclusive, &AssignmentRules::default()),
+            None => segments,
         };
         let mut transcript = Transcript::from_segments(metadata, performance, segments);
         // There may be speakers without words.

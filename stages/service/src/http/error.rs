@@ -97,6 +97,7 @@ impl From<EngineError> for ApiError {
             EngineError::NotDiarizing => Self::parameter("response_format", "diarization_not_available", message),
             EngineError::Audio { reason, .. } => Self::parameter("file", reason, message),
             EngineError::Text { reason, .. } => Self::parameter("text", reason, message),
+            EngineError::Field { field, .. } => Self::parameter(field, "invalid_value", message),
             EngineError::TooLong { .. } => Self::parameter("file", "audio_too_long", message),
             EngineError::Timeout(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, "decode_timeout", message),
             EngineError::Cancelled => Self::unavailable("cancelled", message),

@@ -207,6 +207,16 @@ pub const FIELDS: &[Field] = &[
         "how much more probable names and terms are; 1 if not given (an addition to OpenAI's fields)",
     ),
     Field::new(
+        "numbers",
+        FieldType::Choices(&["keep", "digits", "words"]),
+        "cardinal numbers in digits, or digits in words; it needs a `language` that has a table (an addition to OpenAI's fields)",
+    ),
+    Field::new(
+        "fillers",
+        FieldType::Choices(&["keep", "drop"]),
+        "whether fillers such as `uh` are left out; it needs a `language` that has a table (an addition to OpenAI's fields)",
+    ),
+    Field::new(
         "include[]",
         FieldType::Choices(&["logprobs"]),
         "with `json`: the tokens of the text with their log probabilities; has no effect with other formats",

@@ -186,6 +186,7 @@ fn outcome(error: &EngineError) -> &'static str {
         EngineError::NotDiarizing => "no_diarization",
         EngineError::Audio { .. } => "bad_audio",
         EngineError::Text { .. } => "bad_text",
+        EngineError::Field { .. } => "bad_field",
         EngineError::TooLong { .. } => "too_long",
         EngineError::Timeout(_) => "timeout",
         EngineError::Cancelled => "cancelled",

@@ -220,6 +220,7 @@ impl ServeSettings {
         self.engine.accept_any_model |= self.http.accept_any_model;
         self.live.accept_any_model |= self.http.accept_any_model;
         self.live.min_pause = self.engine.min_pause;
+        self.live.delay = self.engine.delay;
         let least = self.http.max_upload.saturating_add(RESERVED).min(MOST_BYTES);
         self.http.max_upload_space = self.http.max_upload_space.max(least);
         self.live.max_window = self.live.max_window.min(self.engine.max_window);
@@ -287,6 +288,9 @@ impl ServeSettings {
                 return Err(wrong(format!("`{name}`: "), why));
             }
             *path = folder.join(&*path);
+        }
+        for table in &mut settings.engine.text_tables {
+            *table = folder.join(&*table);
         }
         for model in &mut settings.engine.models {
             // References to the hub and URLs are not relative to a folder.

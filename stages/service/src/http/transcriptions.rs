@@ -119,6 +119,7 @@ pub async fn read_form(
         // Otherwise it would be refused after the whole upload.
         () = reached(app.phase.clone(), Phase::Draining) => return Err(EngineError::Draining.into()),
     };
+    app.engine()?.text_style(&form.asked.decoding)?;
     form.asked.known_speakers = known_speakers(app, uploads, std::mem::take(&mut form.references)).await?;
     Ok(form)
 }

@@ -12,6 +12,7 @@ use flow_speakers::silero::SileroVad;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
+use flow_transcription::text_style::TextStyle;
 use futures::future::BoxFuture;
 use tempfile::NamedTempFile;
 
@@ -69,6 +70,14 @@ pub trait Decoder: Send + Sync + 'static {
         _request: DecodeRequest,
     ) -> BoxFuture<'static, Result<(LiveListener, HeardNext), EngineError>> {
         Box::pin(async { Err(EngineError::Failed("the model hears windows".to_owned())) })
+    }
+
+    /// How numbers and fillers are written for a request.
+    ///
+    /// # Errors
+    /// If there is no table of its language.
+    fn text_style(&self, _decoding: &DecodingRequest) -> Result<TextStyle, EngineError> {
+        Ok(TextStyle::default())
     }
 
     /// The embeddings of voices, by names and recordings.
@@ -131,6 +140,10 @@ impl Decoder for Engine {
             };
             engine.hear(listener, request.samples, is_last).await
         })
+    }
+
+    fn text_style(&self, decoding: &DecodingRequest) -> Result<TextStyle, EngineError> {
+        Engine::text_style(self, decoding)
     }
 
     fn voices(&self, references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {

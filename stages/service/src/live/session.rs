@@ -15,11 +15,12 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use flow_speakers::silero::{SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
-use flow_transcription::Word;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
 use flow_transcription::segments::ends_sentence;
+use flow_transcription::text_style::TextStyle;
 use flow_transcription::tokens::Token;
+use flow_transcription::{Segment, Word};
 
 use super::agreement::Agreement;
 use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent, SpokenPart};
@@ -98,6 +99,10 @@ pub struct Session {
     interval: u64,
     longest: u64,
     pause: u64,
+    /// Seconds that are subtracted from the times of words.
+    delay: f64,
+    /// How numbers and fillers are written in the end.
+    style: TextStyle,
     /// Frames of a part of a turn, with a model that hears what is spoken.
     part: Option<u64>,
     /// Most samples of windows that wait.
@@ -130,6 +135,8 @@ impl Session {
             interval: frames(settings.decode_interval).max(1),
             longest: ((settings.max_window / FRAME) as u64).max(4),
             pause: frames(settings.min_pause).max(1),
+            delay: settings.delay,
+            style: TextStyle::default(),
             part: None,
             most_waiting: (settings.max_buffer * f64::from(SAMPLE_RATE)) as usize,
             samples: Vec::new(),
@@ -152,6 +159,12 @@ impl Session {
     pub fn set_speakers(&mut self, speakers: Option<WordSpeakers>) {
         debug_assert!(!self.has_begun());
         self.speakers = speakers;
+    }
+
+    /// How numbers and fillers are written from here on: in what is completed, and in segments. Words that are said before are as they
+    /// were heard.
+    pub fn set_style(&mut self, style: TextStyle) {
+        self.style = style;
     }
 
     /// Other models: one that hears what is spoken with this latency in seconds, or one that hears windows. A turn that goes on
@@ -262,9 +275,11 @@ impl Session {
     /// What the session has to say since it was asked last.
     pub fn take_events(&mut self) -> Vec<SessionEvent> {
         if let Some(speakers) = &mut self.speakers {
-            let segments = speakers.take_segments().into_iter();
-            self.events
-                .extend(segments.map(|(item, segment)| SessionEvent::Segment { item, segment }));
+            for (item, segment) in speakers.take_segments() {
+                let styled = self.style.apply(vec![segment]).into_iter();
+                self.events
+                    .extend(styled.map(|segment| SessionEvent::Segment { item, segment }));
+            }
         }
         std::mem::take(&mut self.events)
     }
@@ -571,10 +586,11 @@ impl Session {
             }
             transcript.text.push_str(word.word.trim());
             let last = transcript.words.last().map_or(0.0, |word| word.start);
-            let start = (offset + word.start).max(last);
+            // Times are not before the session, nor in another order.
+            let start = (offset + word.start - self.delay).max(last);
             transcript.words.push(Word {
                 start,
-                end: (offset + word.end).max(start),
+                end: (offset + word.end - self.delay).max(start),
                 ..word
             });
         }
@@ -608,7 +624,9 @@ impl Session {
             return;
         }
         let Some(Item {
-            transcript, failure, ..
+            mut transcript,
+            failure,
+            ..
         }) = self.items.remove(&window.item)
         else {
             return;
@@ -617,10 +635,29 @@ impl Session {
         if let Some(speakers) = &mut self.speakers {
             speakers.complete(item);
         }
+        self.styled(&mut transcript);
         self.events.push(match failure {
             None => SessionEvent::Completed { item, transcript },
             Some(error) => SessionEvent::Failed { item, error },
         });
+    }
+
+    /// Writes the words of an item in the style of the session: as a segment without pauses.
+    fn styled(&self, transcript: &mut ItemTranscript) {
+        if transcript.words.is_empty() {
+            return;
+        }
+        let segment = Segment {
+            words: std::mem::take(&mut transcript.words),
+            text: std::mem::take(&mut transcript.text),
+            ..Segment::default()
+        };
+        let tokens = std::mem::take(&mut transcript.tokens);
+        let (segments, tokens) = self.style.apply_with_tokens(vec![segment], tokens);
+        transcript.tokens = tokens;
+        if let Some(Segment { text, words, .. }) = segments.into_iter().next() {
+            (transcript.text, transcript.words) = (text, words);
+        }
     }
 
     fn drop_before(&mut self, frame: u64) {

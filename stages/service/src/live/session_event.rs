@@ -52,7 +52,7 @@ pub enum SessionEvent {
 /// What was said in an item.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ItemTranscript {
-    /// The words with spaces between: all deltas together.
+    /// The words with spaces between: all deltas together, with numbers and fillers in the style of the session.
     pub text: String,
     /// With times since the beginning of the session.
     pub words: Vec<Word>,

@@ -711,3 +711,55 @@ fn live_text_has_few_more_errors_than_that_of_a_file() {
     println!("{changed} words differ between the last two");
     assert!(errors[2] <= errors[3] + words / 50);
 }
+
+/// Deltas are as they were heard; what is completed is in the style of the session, and all times are earlier by `delay`.
+#[test]
+fn words_are_earlier_and_what_is_completed_is_in_the_style_of_the_session() {
+    let oracle = Oracle::new(talk());
+    let hear = |request: &DecodeRequest| Ok(oracle.hear(request));
+    let place = tempfile::tempdir().unwrap();
+    let table = place.path().join("hi.yaml");
+    std::fs::write(&table, "language: hi\ncardinals: {0: w2}\nfillers: [w0]\n").unwrap();
+    let tables = flow_transcription::text_style::Tables::with_files([table.as_path()]).unwrap();
+    let asked = serde_json::json!({"languages": ["hi"], "numbers": "digits", "fillers": "drop"});
+    let style = tables
+        .style(&serde_json::from_value(asked).unwrap(), Default::default())
+        .unwrap();
+    let delayed = LiveSettings {
+        delay: 0.1,
+        ..settings()
+    };
+    let mut driven = Driven::new(session(&delayed, Some(ServerVad::default())), &hear, 0);
+    driven.session.set_style(style);
+    driven.feed(&oracle.recording, &[320]);
+    let _ = driven.session.commit();
+    driven.finish();
+    let deltas = driven.events.iter().filter_map(|event| match event {
+        SessionEvent::Delta { text, .. } => Some(text.trim()),
+        _ => None,
+    });
+    assert_eq!(deltas.collect::<Vec<_>>().join(" "), oracle.text());
+    let completed = driven.events.iter().filter_map(|event| match event {
+        SessionEvent::Completed { transcript, .. } => Some(transcript),
+        _ => None,
+    });
+    let words: Vec<&Word> = completed.clone().flat_map(|transcript| &transcript.words).collect();
+    let expected: Vec<&Word> = oracle.words.iter().skip(1).collect();
+    assert_eq!(words.len(), expected.len());
+    for (word, expected) in words.into_iter().zip(expected) {
+        assert_eq!(
+            word.word,
+            expected
+                .word
+                .replace("w2", if expected.word == "w2" { "0" } else { "w2" })
+        );
+        assert!((word.start - (expected.start - 0.1)).abs() < 1e-6 && word.end >= word.start);
+    }
+    for transcript in completed {
+        let texts: Vec<&str> = transcript.words.iter().map(|word| &word.word[..]).collect();
+        assert_eq!(
+            (texts.join(" "), texts.len()),
+            (transcript.text.clone(), transcript.tokens.len())
+        );
+    }
+}

@@ -30,6 +30,9 @@ pub struct LiveSettings {
     /// A pause as long as this ends a window, in seconds, as the engine says it of recordings.
     #[serde(skip)]
     pub min_pause: f64,
+    /// Seconds that are subtracted from the times of words, as the engine says it of recordings.
+    #[serde(skip)]
+    pub delay: f64,
     /// How long after they were spoken it is decided who spoke words, in seconds, from 0 to 9.
     pub speaker_delay: f64,
     /// Who speaks is looked at again after this many seconds, from 0.1 to 5.
@@ -54,6 +57,7 @@ impl Default for LiveSettings {
             max_window: 20.0,
             latency: None,
             min_pause: EngineSettings::default().min_pause,
+            delay: 0.0,
             speaker_delay: speakers.delay,
             speaker_step: speakers.step,
             max_speakers: speakers.max_speakers,

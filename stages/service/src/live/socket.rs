@@ -580,6 +580,14 @@ impl Live {
 
     async fn update(&mut self, update: SessionUpdate) -> Result<(), Refused> {
         let config = self.config.updated(update, &self.models)?;
+        let style = self.decoder.text_style(&config.options.decoding);
+        let style = style.map_err(|error| {
+            let field = match &error {
+                EngineError::Field { field, .. } => field,
+                _ => "language",
+            };
+            Refused::value(&format!("session.audio.input.transcription.{field}"), error.to_string())
+        })?;
         let is_same = config.options.has_same_speakers(&self.config.options);
         if config.speakers != self.config.speakers || !is_same {
             self.set_speakers(&config).await?;
@@ -595,6 +603,7 @@ impl Live {
         }
         self.knows_latency &= (&config.model, config.latency) == (&self.config.model, self.config.latency);
         self.session.set_turn_detection(config.turn_detection);
+        self.session.set_style(style);
         self.asked = Arc::new(config.options.decoding.clone());
         self.config = config;
         Ok(())

@@ -661,6 +661,12 @@ fn the_engine_transcribes_live() {
         client
             .send(json!({"type": "session.update", "session": {"audio": {"input": input}, "include": [LOGPROBS]}}))
             .await;
+        let numbers = json!({"transcription": {"numbers": "digits"}});
+        client
+            .send(json!({"type": "session.update", "session": {"audio": {"input": numbers}}}))
+            .await;
+        let refused = client.wait_for("error").await;
+        assert_eq!(refused["error"]["param"], "session.audio.input.transcription.numbers");
         for block in bytes.chunks(640) {
             client.append(block).await;
         }

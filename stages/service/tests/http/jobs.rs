@@ -57,6 +57,12 @@ fn a_job_has_the_result_that_the_request_would_have_had() {
             ("language", "ta"),
             ("prompt", "Ada"),
         ],
+        &[
+            ("language", "en"),
+            ("phrases[]", "seventeen"),
+            ("boost_weight", "100"),
+            ("numbers", "digits"),
+        ],
     ] {
         let made = service.send(JOBS, Some(&audio), fields);
         let id = id_of(&made);
@@ -99,7 +105,7 @@ fn a_job_has_the_result_that_the_request_would_have_had() {
         .json();
     assert_eq!(
         (rest["data"].as_array().unwrap().len(), &rest["has_more"]),
-        (1, &false.into())
+        (2, &false.into())
     );
     let failed = service.get("/v1/jobs?state=failed").json();
     assert_eq!(failed["data"].as_array().unwrap().len(), 1);

@@ -259,6 +259,17 @@ fn a_request_names_its_language_and_its_phrases() {
 
     let boosted = verbose(&[("language", "en"), ("phrases[]", "seventeen"), ("boost_weight", "100")]);
     assert!(text(&boosted).contains("seventeen"), "{boosted}");
+    let digits = verbose(&[
+        ("language", "en"),
+        ("phrases[]", "seventeen"),
+        ("boost_weight", "100"),
+        ("numbers", "digits"),
+        ("fillers", "drop"),
+    ]);
+    assert!(
+        text(&digits).contains("17") && !text(&digits).contains("seventeen"),
+        "{digits}"
+    );
     let prompted = verbose(&[("language", "en"), ("prompt", "seventeen."), ("boost_weight", "100")]);
     assert_eq!(text(&prompted), text(&boosted));
     let unknown = verbose(&[("prompt", "Ελλάδα")]);
@@ -277,6 +288,9 @@ fn a_request_names_its_language_and_its_phrases() {
         (&[("language", "en"), ("language", "hi")], "language"),
         (&[("languages[]", "x")], "languages[]"),
         (&[("boost_weight", "-1")], "boost_weight"),
+        (&[("language", "en"), ("numbers", "roman")], "numbers"),
+        (&[("numbers", "digits")], "numbers"),
+        (&[("language", "ta"), ("fillers", "drop")], "fillers"),
     ] {
         let refused = service.transcribe(Some(&audio), fields);
         assert_eq!((refused.status, refused.error().1.as_deref()), (400, Some(param)));

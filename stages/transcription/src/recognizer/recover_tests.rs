@@ -215,9 +215,16 @@ fn with_music(speech: &[f32], decibels: f64) -> Vec<f32> {
         .collect()
 }
 
-/// The recognizer with a larger bias of blank in the joint network.
-fn reluctant(bias: f32) -> Recognizer {
-    let mut recognizer = recognizer();
+/// With the model that `FLOW_TEST_MODEL` names, or the bundled one.
+fn measured_recognizer() -> Recognizer {
+    match std::env::var_os("FLOW_TEST_MODEL") {
+        Some(model) => Recognizer::load(model.as_ref(), candle_core::DType::F32, &Device::Cpu).unwrap(),
+        None => recognizer(),
+    }
+}
+
+/// A recognizer with a larger bias of blank in the joint network.
+fn reluctant(mut recognizer: Recognizer, bias: f32) -> Recognizer {
     let names = ["joint.joint_net.2.bias", "joint.joint_net.1.bias"];
     let parameters = &mut recognizer.model.parameters;
     let id = names.iter().find_map(|name| parameters.id(name)).unwrap();
@@ -262,7 +269,7 @@ fn lost_words_are_found_again() {
 }
 
 fn table(surely: bool) {
-    let plain = recognizer();
+    let plain = measured_recognizer();
     let settings = recovering();
     let mut recordings = test_data::corpus_samples(if surely { 2 } else { 8 });
     if surely {
@@ -335,7 +342,7 @@ fn table(surely: bool) {
         let name = format!("music, {decibels} dB below speech");
         measured(&name, &plain, &with, &paused.heard, &with.heard, &settings);
     }
-    let reluctant = reluctant(16.0);
+    let reluctant = reluctant(measured_recognizer(), 16.0);
     let stuck = Long::of(&reluctant, paused.samples.clone(), &settings);
     measured("blank + 16", &reluctant, &stuck, &paused.heard, &stuck.heard, &settings);
 }
@@ -506,7 +513,7 @@ fn nothing_is_invented_over_noise_and_measuring_changes_nothing() {
 /// A network that nearly always says blank: what it says with a penalty on blank is found, in one pass over a recording, too.
 #[test]
 fn a_decoder_that_stays_on_blank_is_made_to_speak() {
-    let recognizer = reluctant(16.0);
+    let recognizer = reluctant(recognizer(), 16.0);
     let (samples, _) = two();
     let measured = |mode: CoverageMode| {
         let settings = RecognitionSettings {

@@ -90,7 +90,8 @@ fn silence_has_the_limit_of_decoding_too() {
 #[test]
 fn what_is_prepared_anew_has_the_whole_limit() {
     let (engine, _) = gated(settings());
-    let work = Work::new(7, request(&wav(&[0.0; 16_000])), Arc::clone(&engine.inner.shared));
+    let shared = Arc::clone(&engine.inner.shared);
+    let work = Work::new(7, request(&wav(&[0.0; 16_000])), TextStyle::default(), shared);
     work.begin();
     let first = work.begun().unwrap();
     work.begin();

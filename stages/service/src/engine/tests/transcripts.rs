@@ -3,7 +3,9 @@
 use flow_speakers::diarizer::{DiarizationSettings, KnownSpeakers};
 use flow_transcription::coverage::CoverageMode;
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
+use flow_transcription::text_style::{FillerUse, NumberStyle};
 use futures::future::{join, join_all};
+use serde_json::json;
 
 use super::*;
 
@@ -253,4 +255,115 @@ fn speech_without_words_is_told() {
     gate.open();
     let (_, off) = wait(events(engine.submit(request(&wav(&two()))).unwrap()));
     assert_eq!(off.unwrap().transcript.metadata.coverage, None);
+}
+
+/// By a table in which the first word that is heard is a filler, and the second a number.
+#[test]
+fn numbers_and_fillers_are_written_as_a_request_asks() {
+    let place = tempfile::tempdir().unwrap();
+    let table = place.path().join("hi.yaml");
+    let core = |word: &Word| word.word.trim_matches(['।', ',', '.', '?']).to_owned();
+    let words = |segments: &[Segment]| {
+        segments
+            .iter()
+            .flat_map(|segment| segment.words.clone())
+            .collect::<Vec<_>>()
+    };
+    let asked = |numbers: &str, fillers: &str| {
+        let decoding = json!({"languages": ["hi"], "numbers": numbers, "fillers": fillers});
+        TranscriptionRequest {
+            tokens: true,
+            decoding: Arc::new(serde_json::from_value(decoding).unwrap()),
+            ..request(&wav(&two()))
+        }
+    };
+    let of = |settings: EngineSettings, request: TranscriptionRequest| {
+        let (engine, gate) = gated(settings);
+        gate.open();
+        let (segments, finished) = wait(events(engine.submit(request).unwrap()));
+        let finished = finished.unwrap();
+        assert_eq!(segments, finished.transcript.segments);
+        assert_eq!(words(&segments).len(), finished.tokens.len());
+        finished
+    };
+    let plain = of(settings(), asked("keep", "keep"));
+    let heard = words(&plain.transcript.segments);
+    let (filler, number) = (core(&heard[0]), core(&heard[1]));
+    assert_ne!(filler, number);
+    std::fs::write(
+        &table,
+        format!("language: hi\ncardinals: {{0: {number}}}\nfillers: [{filler}]\n"),
+    )
+    .unwrap();
+    let with_table = EngineSettings {
+        text_tables: vec![table.clone()],
+        ..settings()
+    };
+    let styled = of(with_table.clone(), asked("digits", "drop"));
+    let kept: Vec<&Word> = heard.iter().filter(|word| core(word) != filler).collect();
+    let found = words(&styled.transcript.segments);
+    assert_eq!(found.len(), kept.len());
+    for (found, kept) in found.iter().zip(kept) {
+        assert_eq!(
+            (found.start, found.end, found.confidence),
+            (kept.start, kept.end, kept.confidence)
+        );
+        let expected = if core(kept) == number {
+            "0".to_owned()
+        } else {
+            core(kept)
+        };
+        assert_eq!(core(found), expected);
+    }
+    assert!(
+        styled.transcript.text.split(' ').any(|word| word.starts_with('0')),
+        "{}",
+        styled.transcript.text
+    );
+    // What nobody asks for is as it was, also where it is usual: a request has to name the language.
+    let usual = EngineSettings {
+        numbers: NumberStyle::Digits,
+        fillers: FillerUse::Drop,
+        ..with_table
+    };
+    let silent = of(
+        usual.clone(),
+        TranscriptionRequest {
+            tokens: true,
+            ..request(&wav(&two()))
+        },
+    );
+    assert_eq!(
+        silent.transcript.segments,
+        of(
+            settings(),
+            TranscriptionRequest {
+                tokens: true,
+                ..request(&wav(&two()))
+            }
+        )
+        .transcript
+        .segments
+    );
+    let mut named = asked("keep", "keep");
+    named.decoding = Arc::new(serde_json::from_value(json!({"languages": ["hi-IN"]})).unwrap());
+    assert_eq!(words(&of(usual, named).transcript.segments).len(), found.len());
+    let (engine, _) = gated(settings());
+    let mut unknown = asked("digits", "keep");
+    unknown.decoding = Arc::new(serde_json::from_value(json!({"languages": ["ta"], "numbers": "digits"})).unwrap());
+    match engine.submit(unknown) {
+        Err(EngineError::Field { field: "numbers", why }) => assert!(why.contains("de, en, es, hi"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    std::fs::write(&table, "language: hi\n").unwrap();
+    let wrong = EngineSettings {
+        text_tables: vec![table],
+        ..settings()
+    };
+    match Engine::start(wrong) {
+        Err(EngineError::Setting { setting, why }) => {
+            assert!(setting == "text_tables" && why.contains("hi.yaml"), "{why}")
+        }
+        other => panic!("{other:?}"),
+    }
 }
