@@ -114,13 +114,14 @@ impl Kind for TrainingTrain {
         sources
     }
 
-    /// The thresholds of warnings and the token for the hub do not affect the result; TF32 does, also where it is a default.
+    /// The thresholds of warnings, losses of rows and the token for the hub do not affect the result; TF32 does, also where it is a default.
     fn identity(settings: &TrainSettings) -> Value {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(fields) = identity.as_object_mut() {
             fields.remove("warn_unknown_letters");
             fields.remove("warn_empty_texts");
             fields.remove("hub_token");
+            fields.remove("row_losses");
             fields.insert("tf32".into(), settings.uses_tf32().into());
         }
         identity
