@@ -14,7 +14,10 @@ use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Float64Array, RecordB
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef};
 use flow_kind::registry::kind;
-use flow_kind::{Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, ROW, RejectClass, Shape, StageError};
+use flow_kind::{
+    Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, ROW,
+    RejectClass, Shape, StageError,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -138,8 +141,8 @@ impl Operator for SpeedBody {
 #[cfg(test)]
 mod tests {
     use arrow::array::{StringArray, UInt32Array};
-    use flow_runtime::harness::Harness;
     use flow_kind::registry::Registry;
+    use flow_runtime::harness::Harness;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::io;
 use std::sync::Arc;
 
-use flow_kind::StageError;
 use flow_base::escape::escape_lines;
+use flow_kind::StageError;
 use flow_processes::JoinError;
 use flow_runtime::run::RunError;
 use flow_spec::{Checked, Diagnostic, Diagnostics, Style};

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flow_evaluation::document::document;
-use flow_evaluation::page::STYLE;
 use flow_base::event::{Event, Events, StageOutcome};
 use flow_base::reject::ReasonCount;
+use flow_evaluation::document::document;
+use flow_evaluation::page::STYLE;
 use flow_spec::SwitchedOff;
-use flow_store::{Store, StoreError, path_in_set, write_atomically};
 use flow_storage::{Location, Storage};
+use flow_store::{Store, StoreError, path_in_set, write_atomically};
 use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 

@@ -8,7 +8,10 @@ use arrow::array::{AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use clap::Parser;
 use flow_kind::registry::{AnyKind, kind};
-use flow_kind::{Body, Conservation, Context, Export, ExportSet, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError};
+use flow_kind::{
+    Body, Conservation, Context, Export, ExportSet, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
+    Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError,
+};
 use tempfile::TempDir;
 
 use crate::arguments::Arguments;

@@ -26,13 +26,13 @@ use flow_audio::flac::{Samples, StreamInfo};
 use flow_audio::format::Format;
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
 use flow_audio::{flac_encode, recording, tar};
+use flow_kind::StageError;
 use flow_manifest::read::{Read, ReadSettings};
 use flow_manifest::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions};
 use flow_manifest::{identify, language, names};
-use flow_text::{normalize as text, written_form};
 use flow_random::SplitMix64;
-use flow_kind::StageError;
 use flow_runtime::harness::Harness;
+use flow_text::{normalize as text, written_form};
 
 /// Counts what this thread holds, and the most it held.
 struct Counting;

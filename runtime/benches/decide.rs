@@ -11,8 +11,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt32Array};
+use flow_kind::{
+    Artifact, ChoiceRows, Context, Decision, GroupChoice, GroupDecision, GroupKey, GroupRows, Partition, ROW,
+    StageError,
+};
 use flow_runtime::harness::decide;
-use flow_kind::{Artifact, ChoiceRows, Context, Decision, GroupChoice, GroupDecision, GroupKey, GroupRows, Partition, ROW, StageError};
 
 /// Rows of a partition.
 const ROWS: u64 = 50_000;

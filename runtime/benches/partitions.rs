@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use flow_base::event::Events;
-use flow_runtime::Options;
 use flow_kind::registry::Registry;
+use flow_runtime::Options;
 use flow_runtime::run::{plan, run};
 use flow_spec::{Checked, Overrides, check, load};
 

@@ -18,9 +18,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use flow_base::event::{Event, Events};
+use flow_kind::registry::Registry;
 use flow_plan::{Action, Plan};
 use flow_runtime::Options;
-use flow_kind::registry::Registry;
 use flow_runtime::run::{plan, run};
 use flow_spec::{Checked, Overrides, check, load};
 use flow_store::{Access, Store};

@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use arrow::array::{Float64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema};
-use flow_store::{Access, Counts, PortRows, Store};
 use flow_kind::{Digest, Partition, Reject, RejectClass};
+use flow_store::{Access, Counts, PortRows, Store};
 
 const PARTITIONS: u64 = 2_000;
 const ROWS: u32 = 260;

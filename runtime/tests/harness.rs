@@ -2,8 +2,8 @@
 
 mod toys;
 
-use flow_runtime::harness::Harness;
 use flow_kind::{Partition, Reject, RejectClass};
+use flow_runtime::harness::Harness;
 use toys::{Count, Dedup, Double, Join, Steps, Train, Write_, rows, rows_schema};
 
 #[test]

@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
 use flow_base::event::Events;
-use flow_runtime::Options;
 use flow_kind::registry::{Registry, kind};
+use flow_kind::{
+    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
+    RejectClass, Shape, Source, SourcePartition, StageError,
+};
+use flow_runtime::Options;
 use flow_runtime::run::{RunSummary, run};
 use flow_spec::{Overrides, check, load};
-use flow_kind::{Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, Shape, Source, SourcePartition, StageError};
 use serde::{Deserialize, Serialize};
 
 /// Counts the bytes that are asked of the system.

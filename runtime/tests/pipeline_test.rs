@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use flow_runtime::pipeline_test::{TestOutcome, prepare};
 use flow_kind::registry::Registry;
+use flow_runtime::pipeline_test::{TestOutcome, prepare};
 use flow_spec::{Diagnostics, Overrides, Style, load, load_tests};
 use proptest::prelude::*;
 use tempfile::TempDir;

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use flow_hub::HubReference;
 use flow_kind::StageError;
-use flow_runtime::Options;
 use flow_kind::registry::Registry;
+use flow_runtime::Options;
 use flow_spec::{Checked, CheckedStage, Diagnostic};
 use flow_storage::Location;
 

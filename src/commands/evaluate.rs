@@ -13,8 +13,8 @@ mod words;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use flow_evaluation::normalize::{Normalization, Normalizer};
 use flow_base::escape::escape_line;
+use flow_evaluation::normalize::{Normalization, Normalizer};
 use flow_speakers::error_rate::{Errors, Scoring, errors};
 use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};

@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use flow_model::tokenizer::Tokenizer;
 use flow_base::escape::escape_line;
 use flow_kind::open_regular_file;
+use flow_model::tokenizer::Tokenizer;
 use flow_speakers::Error;
 use flow_speakers::pyannote::Pipeline;
 use flow_training::TrainingError;

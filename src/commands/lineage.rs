@@ -5,12 +5,12 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use flow_manifest::read::{ManifestLine, ReadSettings};
 use flow_base::escape::escape_line;
+use flow_kind::{Partition, Reject};
+use flow_manifest::read::{ManifestLine, ReadSettings};
 use flow_plan::Plan;
 use flow_spec::{nearest, yaml};
 use flow_store::{Record, StageSnapshot};
-use flow_kind::{Partition, Reject};
 
 use super::past_run::PastRun;
 use super::rejects::stage_of;

@@ -4,13 +4,13 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use flow_text::language_tag::{is_language, tag_of, untagged, usual_language};
+use flow_base::escape::escape_line;
 use flow_manifest::read::texts::read_texts;
 use flow_model::checkpoint::OpenModel;
 use flow_model::fusion::{Corpus, write_witten_bell};
 use flow_model::tokenizer::Tokenizer;
-use flow_base::escape::escape_line;
 use flow_store::write_atomically;
+use flow_text::language_tag::{is_language, tag_of, untagged, usual_language};
 use flow_transcription::language_prior::LanguageCounts;
 
 use super::fetch::{local_model, tokenizer_of_file};

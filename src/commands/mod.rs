@@ -43,9 +43,9 @@ mod recordings;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flow_kind::registry::Registry;
 use flow_plan::select::Selection;
 use flow_runtime::Options;
-use flow_kind::registry::Registry;
 use flow_spec::{Checked, Overrides};
 
 use crate::arguments::{PipelineArguments, SelectionArguments};

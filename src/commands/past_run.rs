@@ -8,8 +8,8 @@ use std::sync::Arc;
 use flow_base::escape::escape_line;
 use flow_base::event::{EVENT_VERSION, Event};
 use flow_plan::{PLAN_VERSION, Plan};
-use flow_spec::yaml::{self, Mapping, Value};
 use flow_spec::Overrides;
+use flow_spec::yaml::{self, Mapping, Value};
 use flow_store::{Access, Record, RunSnapshots, StageSnapshot, Store};
 
 use super::pipeline_file;

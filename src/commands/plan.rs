@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use flow_base::escape::escape_line;
-use flow_plan::{Action, Plan, StagePlan};
 use flow_kind::registry::Registry;
+use flow_plan::{Action, Plan, StagePlan};
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;

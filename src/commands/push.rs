@@ -4,8 +4,8 @@ mod model_card;
 
 use std::io::Write;
 
-use flow_hub::{Hub, HubError, HubReference, NewFile, Push, RepositoryKind, files_below};
 use flow_base::escape::escape_line;
+use flow_hub::{Hub, HubError, HubReference, NewFile, Push, RepositoryKind, files_below};
 
 use super::fetch::tell;
 use crate::arguments::PushArguments;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 
-use flow_kind::RejectSet;
 use flow_base::escape::escape_line;
 use flow_base::event::Event;
+use flow_kind::RejectSet;
 use flow_plan::Plan;
 use flow_store::write_atomically_with;
 

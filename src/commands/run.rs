@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use arrow::datatypes::Field;
 use flow_base::event::{Event, Events};
-use flow_processes::{End, Join, JoinMessage, Processes, join};
+use flow_kind::Digest;
 use flow_kind::registry::Registry;
+use flow_processes::{End, Join, JoinMessage, Processes, join};
+use flow_runtime::StandingDecisions;
 use flow_runtime::run::RunError;
 use flow_spec::Checked;
-use flow_kind::{Digest};
-use flow_runtime::{StandingDecisions};
 use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use flow_runtime::pipeline_test::{PreparedTest, TestOutcome, prepare};
 use flow_kind::registry::Registry;
+use flow_runtime::pipeline_test::{PreparedTest, TestOutcome, prepare};
 use flow_spec::{Diagnostics, TestCase};
 
 use super::{overrides, pipeline_file, record};

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use flow_kind::registry::Registry;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::heads::HeadKind;
 use flow_model::tokenizer::Tokenizer;
-use flow_kind::registry::Registry;
 use flow_transcription::Format;
 use flow_transcription::channels;
 use flow_transcription::language_prior::parse_languages;

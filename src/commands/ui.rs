@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use flow_runtime::run::is_ignored;
-use flow_store::Store;
 use flow_service::http::{ServeSettings, Service};
 use flow_storage::is_url;
+use flow_store::Store;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::oneshot;

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flow_kind::Digest;
 use flow_kind::kind::Role;
 use flow_kind::registry::Registry;
-use flow_kind::{Digest};
-use flow_runtime::{StandingDecisions};
+use flow_runtime::StandingDecisions;
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown, register_usize};

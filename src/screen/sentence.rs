@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use flow_kind::RejectClass;
 use flow_base::escape::escape_line;
 use flow_base::event::{Event, StageFailure};
 use flow_base::reject::ReasonCount;
+use flow_kind::RejectClass;
 
 use super::figures;
 use crate::table::{count, plural};

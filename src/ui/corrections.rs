@@ -15,9 +15,9 @@ use axum::extract::{Query, State};
 use axum::http::header::LOCATION;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use flow_text::language_tag::split_tag;
 use flow_parquet::ForeignParquet;
 use flow_store::write_atomically;
+use flow_text::language_tag::split_tag;
 use maud::{Markup, html};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 

@@ -46,7 +46,7 @@ const TEXTS: [&str; 12] = [
     "audio_path",
 ];
 /// Numeric columns.
-const NUMBERS: [&str; 9] = [
+const NUMBERS: [&str; 14] = [
     "duration",
     "duration_s",
     "quality",
@@ -56,6 +56,11 @@ const NUMBERS: [&str; 9] = [
     "confidence",
     "wer",
     "actual",
+    "mean_loss",
+    "last_loss",
+    "first_loss",
+    "times_trained",
+    "alignment_score",
 ];
 
 /// Columns that only the page of a row shows.
@@ -233,10 +238,7 @@ impl Columns {
             {
                 columns.texts.push(name.clone());
             }
-            if columns.numbers.len() < 4
-                && is_number(name)
-                && name != flow_kind::ROW
-                && !columns.numbers.contains(name)
+            if columns.numbers.len() < 4 && is_number(name) && name != flow_kind::ROW && !columns.numbers.contains(name)
             {
                 columns.numbers.push(name.clone());
             }

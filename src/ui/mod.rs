@@ -36,11 +36,11 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use flow_manifest::ManifestError;
 use flow_kind::StageError;
-use flow_store::{Store, StoreError};
+use flow_manifest::ManifestError;
 use flow_service::http::Service;
 use flow_service::page;
+use flow_store::{Store, StoreError};
 use tokio::sync::Semaphore;
 use tower::{ServiceExt, service_fn};
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use flow_store::{Access, Store};
 use flow_storage::is_url;
+use flow_store::{Access, Store};
 
 use super::follower::Follower;
 use super::{App, PageError};

@@ -18,7 +18,7 @@ use super::follower::last_lines;
 use super::layout::{Section, address, page};
 use super::run_summary::{summary, titled};
 use super::state_directory::store;
-use super::tables::Pairs;
+use super::tables::{Pairs, TableRef};
 use super::{App, PageError, Shared, answer};
 use crate::frozen::Frozen;
 
@@ -31,8 +31,9 @@ const MAX_LINE: u64 = 1 << 20;
 const POINTS: usize = 4000;
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// The kind of stage that trains.
+/// The kind of stage that trains, and of the one that finds the rows that it learned worst.
 const KIND: &str = "training.train";
+const RANK: &str = "training.rank";
 
 /// A training, whose figures are beside its checkpoints.
 struct Training {
@@ -43,6 +44,8 @@ struct Training {
     settings: Settings,
     title: String,
     note: Option<String>,
+    /// The list of its rows with the highest losses.
+    hard_rows: Option<String>,
 }
 
 /// The trainings of a pipeline: stage, and file of figures.
@@ -64,6 +67,7 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
     for run in runs.into_iter().take(RUNS) {
         let frozen = Frozen::read(&store.run_folder(&run)?.join("spec.yaml"));
         for (stage, file) in of_pipeline(&frozen) {
+            let hard_rows = frozen.stages_of(RANK).next().map(|stage| hardest_first(&run, stage));
             // Runs that continued the same training share the file.
             if file.is_file() && !found.iter().any(|known| known.file == file) {
                 found.push(Training {
@@ -73,11 +77,27 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
                     run: run.clone(),
                     stage,
                     file,
+                    hard_rows,
                 });
             }
         }
     }
     Ok(found)
+}
+
+/// The address of the rows that a stage ranked by their losses.
+fn hardest_first(run: &str, stage: &str) -> String {
+    let table = TableRef::Artifact {
+        run: run.to_owned(),
+        stage: stage.to_owned(),
+        port: "rows".into(),
+    };
+    let order = [("sort", "mean_loss"), ("desc", "1")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    table.link("/rows", &order)
+}
+
+fn link_to_hard_rows(training: &Training) -> Markup {
+    html! { @if let Some(address) = &training.hard_rows { " " a href=(address) { "Rows with the highest losses" } } }
 }
 
 /// What is drawn: kind of line, figure, title, whether it is a share.
@@ -199,13 +219,13 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         let live = address("/training/live", keys.iter().map(|key| ("of", key.as_str())));
         let main = html! {
             @if all.is_empty() { p { "No run of this state directory trained a model." } }
-            @if let [only] = all.as_slice() { p { a href={ "/runs/" (only.run) } { (only.title) } " " span.quiet { (latest(&only.file)) } } }
+            @if let [only] = all.as_slice() { p { a href={ "/runs/" (only.run) } { (only.title) } " " span.quiet { (latest(&only.file)) } (link_to_hard_rows(only)) } }
             @if all.len() > 1 {
                 form.filters action="/training" method="get" {
                     fieldset { legend { "Trainings, " (DRAWN) " at most" }
                         @for (training, differs) in all.iter().zip(&differ) { @let key = key(training);
                             label.check { input type="checkbox" name="of" value=(key) checked[keys.contains(&key)];
-                                span { a href={ "/runs/" (training.run) } { (training.title) } " " (latest(&training.file)) @if let Some(note) = &training.note { br; span dir="auto" { (note) } } @if !differs.is_empty() { br; span.quiet dir="auto" { (on_one_line(differs)) } } }
+                                span { a href={ "/runs/" (training.run) } { (training.title) } " " (latest(&training.file)) (link_to_hard_rows(training)) @if let Some(note) = &training.note { br; span dir="auto" { (note) } } @if !differs.is_empty() { br; span.quiet dir="auto" { (on_one_line(differs)) } } }
                             } }
                     }
                     button { "Draw" }

@@ -142,7 +142,32 @@ fn rows_are_selected_by_their_measures() {
     sorted.sort_by(f64::total_cmp);
     let limit = sorted[sorted.len() / 4];
     assert!(limit > sorted[0], "{sorted:?}");
+    let distributions = || {
+        let figures = fs::read(place.out().join("quality.json")).unwrap();
+        serde_json::from_slice::<Value>(&figures).unwrap()
+    };
+    assert_eq!(
+        (&distributions()["rows"], &distributions()["kept"]),
+        (&all.len().into(), &all.len().into())
+    );
     let kept = run(&[&format!("min_snr_db={limit}")]);
+    // The page of the run has the histograms, with the limit, of all rows and of those that are kept.
+    let figures = distributions();
+    assert_eq!(
+        (&figures["rows"], &figures["kept"]),
+        (&all.len().into(), &kept.len().into())
+    );
+    let snr = &figures["columns"][0];
+    assert_eq!(
+        (&snr["column"], &snr["beyond_limits"]),
+        (&"snr_db".into(), &(all.len() - kept.len()).into())
+    );
+    let reports: Vec<String> = fs::read_dir(place.path("state/runs"))
+        .unwrap()
+        .map(|run| fs::read_to_string(run.unwrap().path().join("report.html")).unwrap())
+        .collect();
+    let with_limit = reports.iter().filter(|page| page.contains("class=\"limit\"")).count();
+    assert!(with_limit == 1 && reports.iter().all(|page| page.contains("Signal-to-noise ratio in dB")));
     let expected: Vec<(String, f64)> = all.iter().filter(|(_, snr)| *snr >= limit).cloned().collect();
     assert_eq!(kept, expected);
     let rejects = read_rejects(&place.out().join("rejects.parquet"));

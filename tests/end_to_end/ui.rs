@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::binary::{Workplace, expect_code, program, read_manifest, stderr};
 use crate::serve_clients::{browser, repository};
+use crate::training::finetune;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -574,6 +575,66 @@ fn what_was_corrected_arrives_in_the_manifests() {
     // Without them all is as it was, and nothing is done again but the writing.
     place.build_manifests(&[]);
     assert!(place.out_bytes() == bytes);
+}
+
+/// The whole loop: a training lists the rows that it learned worst, one is heard and corrected in a browser, and the next run trains
+/// on the corrected text.
+#[test]
+fn a_hard_row_is_found_heard_corrected_and_trained_on() {
+    let place = Workplace::bundled("micro");
+    let corrections = place.path("corrections.parquet");
+    let train = |more: &[&str]| {
+        let all = [&["train.max_steps=4", "train.row_losses=6"], more].concat();
+        expect_code(&finetune(&place, &all).output().unwrap(), 0);
+    };
+    train(&[]);
+    let mut flow = program();
+    flow.arg("ui").arg("--state").arg(place.path("state"));
+    flow.arg("--allow-edit").arg("--corrections").arg(&corrections);
+    let site = Site::start(&mut flow);
+    let list = first(&site.page("/training"), "/rows?");
+    assert!(list.contains("sort=mean_loss") && list.contains("desc=1"), "{list}");
+    let rows = links(&site.page(&list), "/row?");
+    let mut of_each: Vec<&String> = rows.iter().collect();
+    of_each.dedup();
+    let value = |row: &str, name: &str| {
+        let (_, rest) = row.split_once(&format!("<th scope=\"row\">{name}</th><td>")).unwrap();
+        let cell = rest.split("</td>").next().unwrap();
+        cell.split('>')
+            .find_map(|part| part.split('<').next().filter(|text| !text.is_empty()))
+            .unwrap()
+            .to_owned()
+    };
+    let losses: Vec<f64> = of_each
+        .iter()
+        .map(|row| value(&site.page(row), "mean_loss").parse().unwrap())
+        .collect();
+    assert_eq!(losses.len(), 6);
+    assert!(
+        losses.is_sorted_by(|one, next| one >= next) && losses[0] > 0.0,
+        "{losses:?}"
+    );
+    let row = site.page(of_each[0]);
+    assert_eq!(&site.get(&first(&row, "/sound?")).body[..4], b"RIFF");
+    let segment = value(&row, "segment_id");
+    let (token, own) = (form_token(&row), format!("Origin: http://{}\r\n", site.address));
+    let form = format!(
+        "form_token={token}&what=text&segment_id={segment}&old_text=a&new_text=%E0%A4%A8%E0%A4%AF%E0%A4%BE+%E0%A4%AA%E0%A4%BE%E0%A4%A0"
+    );
+    assert_eq!(site.request("POST", "/corrections", &own, &form).status, 303);
+
+    // Kept while the checkpoint of another text stays refused.
+    let taken = format!("corrections={}", corrections.display());
+    let refused = finetune(&place, &["train.max_steps=4", "train.row_losses=6", &taken])
+        .output()
+        .unwrap();
+    expect_code(&refused, 2);
+    train(&[&taken, "train.on_change=restart"]);
+    let run = first(&site.page("/"), "/runs/");
+    let kept = links(&site.page(&run), "/rows?of=artifact");
+    let trained_on = kept.iter().find(|link| link.contains("stage=train_data&")).unwrap();
+    let page = site.page(&format!("{trained_on}&f.segment_id={segment}"));
+    assert!(page.contains("नया पाठ"), "{page}");
 }
 
 #[test]

@@ -8,6 +8,8 @@ use crate::partition::Partition;
 
 pub mod packed;
 
+pub use crate::row_json::rejects as of_rows;
+
 /// Why a row was refused, in kind: a filter said no, or something is broken.
 ///
 /// Only `Fault` counts towards `max_rejects`.

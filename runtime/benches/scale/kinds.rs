@@ -6,7 +6,11 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type};
 use flow_kind::registry::{AnyKind, kind};
-use flow_kind::{Artifact, Body, Conservation, Context, Decision, Export, ExportSet, Global, GroupDecision, GroupRows, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape, Source, SourcePartition, StageError};
+use flow_kind::{
+    Artifact, Body, Conservation, Context, Decision, Export, ExportSet, Global, GroupDecision, GroupRows, InputCount,
+    InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, RejectClass, RowOutcome, Shape,
+    Source, SourcePartition, StageError,
+};
 use serde::{Deserialize, Serialize};
 
 /// Rows of a shard.

@@ -11,7 +11,6 @@ use super::StoreError;
 use super::atomic::{self, Files};
 use super::export_file::{ExportFile, Noted, digest_of};
 use super::file_digest::read_digest;
-use flow_parquet::ForeignParquet;
 use super::lock::{Lock, new_token};
 use super::object_set::{self, ObjectSet};
 use super::recovery::TEMPORARY;
@@ -19,6 +18,7 @@ use super::sources::SourceDigests;
 use super::versioned_json;
 use flow_base::digest::Digest;
 use flow_base::failpoints;
+use flow_parquet::ForeignParquet;
 
 /// Newest version of `flow.json` that is known: the one of sets in object storage.
 pub(super) const EXPORT_VERSION: u64 = 2;

@@ -19,12 +19,12 @@ use parquet::schema::types::ColumnPath;
 
 use super::StoreError;
 use super::atomic::Files;
-use flow_parquet::{ColumnChunks, CountedRows, ForeignParquet, checked_metadata, rows_of_file, without_panic};
 use super::record::Selection;
 use super::verified;
 use flow_base::digest::Digest;
 use flow_base::error::StageError;
 use flow_base::row_number::ROW;
+use flow_parquet::{ColumnChunks, CountedRows, ForeignParquet, checked_metadata, rows_of_file, without_panic};
 
 /// Rows of a row group. Part of the format: another number gives other bytes.
 pub const ROW_GROUP: usize = 65_536;

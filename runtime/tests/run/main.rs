@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 
 use arrow::array::AsArray;
 use flow_base::event::{Event, Events, StageOutcome};
+use flow_kind::registry::Registry;
 use flow_plan::{Action, Plan};
 use flow_runtime::Options;
-use flow_kind::registry::Registry;
 use flow_runtime::run::{RunError, RunSummary, plan, plan_despite_refusal, run};
 use flow_spec::{Checked, Overrides, check, load};
 use flow_store::{Access, Store};

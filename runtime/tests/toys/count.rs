@@ -4,7 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use flow_kind::{Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, RejectClass, Shape, Source, SourcePartition, StageError};
+use flow_kind::{
+    Body, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, RejectClass, Shape, Source,
+    SourcePartition, StageError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{note, port, rows};

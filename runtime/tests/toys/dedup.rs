@@ -7,7 +7,10 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, UInt32Type};
-use flow_kind::{Artifact, Body, Context, Decision, Global, GroupDecision, GroupRows, InputPort, Inputs, Kind, OutputPort, Partition, RejectClass, RowOutcome, Shape, StageError};
+use flow_kind::{
+    Artifact, Body, Context, Decision, Global, GroupDecision, GroupRows, InputPort, Inputs, Kind, OutputPort,
+    Partition, RejectClass, RowOutcome, Shape, StageError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{each, note, port, rows_schema};

@@ -7,7 +7,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use flow_kind::{Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, RejectClass, Shape, StageError, UNREADABLE};
+use flow_kind::{
+    Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, RejectClass, Shape,
+    StageError, UNREADABLE,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{each, note, port, rows, rows_schema};

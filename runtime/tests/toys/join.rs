@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
-use flow_kind::{Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, Shape, StageError};
+use flow_kind::{
+    Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, Shape, StageError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{each, port, rows};

@@ -2,7 +2,9 @@
 
 use arrow::array::RecordBatch;
 use flow_base::event::Event;
-use flow_kind::{Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, Secret, Shape, StageError};
+use flow_kind::{
+    Body, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress, Secret, Shape, StageError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::port;

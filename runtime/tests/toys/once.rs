@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use flow_kind::{
+    Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition, StageError,
+};
 use flow_store::DigestedFile;
-use flow_kind::{Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition, StageError};
 use serde::{Deserialize, Serialize};
 
 use super::{port, rows};

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use flow_kind::{Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition, StageError};
+use flow_kind::{
+    Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition,
+    StageError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{note, port, rows};

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use arrow::array::RecordBatch;
-use flow_kind::{Body, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Progress, Shape, StageError};
+use flow_kind::{
+    Body, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Progress, Shape,
+    StageError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{each, port, rows};

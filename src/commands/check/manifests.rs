@@ -3,9 +3,9 @@
 use std::io::Write;
 use std::time::Duration;
 
+use flow_base::escape::escape_line;
 use flow_manifest::read::ReadSettings;
 use flow_manifest::read::sample::ManifestSample;
-use flow_base::escape::escape_line;
 use flow_spec::Checked;
 
 use crate::failure::Failure;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use flow_text::language_tag::split_tag;
+use flow_base::escape::escape_line;
 use flow_evaluation::text_style::TextStyle;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_base::escape::escape_line;
 use flow_spec::Checked;
+use flow_text::language_tag::split_tag;
 use flow_training::init::is_remote;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::TrainSettings;

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use flow_store::Store;
 use flow_storage::is_url;
+use flow_store::Store;
 
 use super::{Check, gigabytes};
 

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::path::Path;
 
-use flow_text::language_tag::split_tag;
+use flow_base::escape::escape_line;
 use flow_evaluation::bootstrap::{Clusters, Difference, Intervals, RATES, Ratio, Resampling, ratios};
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, UtteranceScore, score_with};
-use flow_base::escape::escape_line;
+use flow_text::language_tag::split_tag;
 use serde_json::{Value, json};
 
 use super::normalizer;

@@ -3,12 +3,12 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use flow_text::language_tag::usual_language;
+use flow_base::escape::escape_line;
 use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
-use flow_base::escape::escape_line;
 use flow_store::write_atomically;
+use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
 use flow_transcription::calibration::{Calibration, expected_calibration_error};
 use serde_json::json;

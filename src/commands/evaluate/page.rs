@@ -5,12 +5,12 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use flow_base::escape::escape_line;
 use flow_evaluation::timeline::RecordingTimeline;
 use flow_evaluation::timeline_page::{TIMELINES, TimelinePage, page};
-use flow_base::escape::escape_line;
-use flow_store::write_atomically;
 use flow_speakers::error_rate::Scoring;
 use flow_speakers::error_stretches::error_stretches;
+use flow_store::write_atomically;
 
 use super::files::Side;
 use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio, cannot_be_scored};

@@ -6,10 +6,10 @@ pub mod pairs;
 
 use std::io::{self, Write};
 
+use flow_base::escape::escape_line;
+use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore, score_with};
 use flow_text::language_tag::tag_of;
 use flow_text::language_tag::usual_language;
-use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore, score_with};
-use flow_base::escape::escape_line;
 use serde_json::{Value, json};
 
 use self::forms::Form;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
-use flow_text::language_tag::usual_language;
+use flow_base::escape::escape_line;
 use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
-use flow_base::escape::escape_line;
 use flow_speakers::stages::recording_name;
+use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use flow_kernels::device::free_memory;
-use flow_model::ModelConfig;
 use flow_kind::available_memory;
+use flow_model::ModelConfig;
 use flow_spec::Pipeline;
 use flow_training::TrainingError;
 use flow_training::memory::{BatchShape, DataAssumptions, bucket_batch_sizes, gigabytes, step_fits};

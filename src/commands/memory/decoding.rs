@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 use flow_kernels::device::DeviceChoice;
+use flow_kind::{available_memory, open_regular_file};
 use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::{Precision, Weights};
-use flow_kind::{available_memory, open_regular_file};
 use flow_training::memory::gigabytes;
 
 use super::verdict;

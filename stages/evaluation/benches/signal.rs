@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use candle_core::{DType, Device};
 use flow_audio::decode::{decode, read_file};
-use flow_shards::shards::{list, recordings};
 use flow_audio::{flac, tar};
 use flow_model::features::LogMel;
 use flow_model::{ModelConfig, ParameterBuilder};
+use flow_shards::shards::{list, recordings};
 
 /// Times are the best of so many.
 const ROUNDS: usize = 3;

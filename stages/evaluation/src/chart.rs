@@ -101,6 +101,148 @@ pub fn columns(title: &str, bars: &[(String, f64)]) -> Markup {
     }
 }
 
+/// Counts of values in ranges of equal width, of one or several series.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    /// Where the first range begins, and how wide each is.
+    pub from: f64,
+    pub width: f64,
+    /// By series and range.
+    pub counts: Vec<Vec<u64>>,
+    /// By series: values below the first range, and above the last.
+    pub outside: Vec<[u64; 2]>,
+}
+
+impl Histogram {
+    /// `bins` ranges from one finite value to another.
+    pub fn new([from, to]: [f64; 2], bins: usize, series: usize) -> Histogram {
+        // Halves, whose difference is finite.
+        let width = ((to / 2.0 - from / 2.0) / bins as f64) * 2.0;
+        let is_wide = width > from.abs().max(to.abs()) * 1e-12;
+        let (from, width) = match is_wide {
+            true => (from, width),
+            // A column of one value has a bar in the middle.
+            false => {
+                let width = (from.abs() * 1e-3).max(1e-3);
+                (from - width * (bins as f64 / 2.0 - 0.25), width)
+            }
+        };
+        Histogram {
+            from,
+            width,
+            counts: vec![vec![0; bins]; series],
+            outside: vec![[0; 2]; series],
+        }
+    }
+
+    /// Takes a finite value.
+    pub fn add(&mut self, series: usize, value: f64) {
+        let bins = self.counts[series].len();
+        let at = (value / self.width - self.from / self.width).floor();
+        // The end belongs to the last range.
+        let is_end = at == bins as f64 && value <= self.from + self.width * bins as f64 * (1.0 + 1e-12);
+        if at < 0.0 {
+            self.outside[series][0] += 1;
+        } else if at < bins as f64 || is_end {
+            self.counts[series][(at as usize).min(bins - 1)] += 1;
+        } else {
+            self.outside[series][1] += 1;
+        }
+    }
+}
+
+/// A histogram whose series are drawn over each other, the first one at the back, with vertical lines at `limits`.
+pub fn histogram(title: &str, names: &[&str], data: &Histogram, limits: &[f64]) -> Markup {
+    let most = data.counts.iter().flatten().copied().max().unwrap_or(0);
+    if most == 0 {
+        return html! { figure { figcaption { (title) } p.quiet { "No values." } } };
+    }
+    let y_ticks = ticks(most as f64);
+    let y_end = y_ticks.last().copied().unwrap_or(1.0);
+    let y_of = |y: f64| HEIGHT - BOTTOM - y / y_end * (HEIGHT - TOP - BOTTOM);
+    let bins = data.counts[0].len();
+    let step = (WIDTH - LEFT - RIGHT) / bins as f64;
+    let end = data.from + data.width * bins as f64;
+    let x_of = |x: f64| LEFT + (x / data.width - data.from / data.width) * step;
+    let drawn = limits.iter().filter(|limit| (data.from..=end).contains(*limit));
+    let [below, above] = data.outside[0];
+    html! {
+        figure {
+            figcaption {
+                (title)
+                @if data.counts.len() > 1 {
+                    @for (index, name) in names.iter().enumerate() { span class={ "key b" (index) } { (name) } }
+                }
+            }
+            svg viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } role="img" aria-label=(title) {
+                @for tick in &y_ticks {
+                    line.grid x1=(LEFT) x2=(WIDTH - RIGHT) y1=(short(y_of(*tick))) y2=(short(y_of(*tick))) {}
+                    text x=(LEFT - 6.0) y=(short(y_of(*tick) + 4.0)) text-anchor="end" { (counted(*tick)) }
+                }
+                @for (series, counts) in data.counts.iter().enumerate() {
+                    @let class = if data.counts.len() > 1 { format!("b{}", series % 2) } else { "bar".into() };
+                    @for (at, rows) in counts.iter().enumerate().filter(|(_, rows)| **rows > 0) {
+                        @let from = data.from + data.width * at as f64;
+                        rect class=(class) x=(short(LEFT + step * at as f64)) width=(short(step - 1.0)) y=(short(y_of(*rows as f64))) height=(short(HEIGHT - BOTTOM - y_of(*rows as f64))) {
+                            title { (figure(from)) " to " (figure(from + data.width)) ": " (count(*rows)) @if data.counts.len() > 1 { " (" (names[series]) ")" } }
+                        }
+                    }
+                }
+                @for tick in ticks_between(data.from, end) {
+                    text x=(short(x_of(tick))) y=(HEIGHT - 8.0) text-anchor="middle" { (figure(tick)) }
+                }
+                @for limit in drawn {
+                    @let is_right = x_of(*limit) > WIDTH * 0.7;
+                    line.limit x1=(short(x_of(*limit))) x2=(short(x_of(*limit))) y1=(TOP) y2=(HEIGHT - BOTTOM) {}
+                    text.limit x=(short(x_of(*limit) + if is_right { -5.0 } else { 5.0 })) y=(TOP + 9.0) text-anchor=(if is_right { "end" } else { "start" }) { "limit " (figure(*limit)) }
+                }
+            }
+            @if below + above > 0 { p.quiet { "Not drawn: " (count(below)) " below, " (count(above)) " above." } }
+        }
+    }
+}
+
+/// Round numbers between two, three to seven of them.
+fn ticks_between(from: f64, to: f64) -> Vec<f64> {
+    let rough = to / 5.0 - from / 5.0;
+    if !(rough.is_finite() && rough > 0.0) {
+        return Vec::new();
+    }
+    let power = 10f64.powf(rough.log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
+    let step = steps.into_iter().find(|step| *step >= rough).unwrap_or(rough);
+    let first = (from / step).ceil();
+    (0..8)
+        .map(|at| (first + f64::from(at)) * step)
+        .filter(|tick| *tick <= to)
+        .collect()
+}
+
+/// A count as an axis has it.
+fn counted(value: f64) -> String {
+    if value < 1e15 && (value.fract() == 0.0 || value >= 10.0) {
+        count(value as u64)
+    } else {
+        figure(value)
+    }
+}
+
+/// A number with some three digits.
+pub fn figure(value: f64) -> String {
+    let trimmed = |number: String| number.trim_end_matches('0').trim_end_matches('.').to_owned();
+    match value.abs() {
+        0.0 => "0".into(),
+        small if small < 0.001 => format!("{value:.1e}"),
+        small if small < 1.0 => trimmed(format!("{value:.3}")),
+        small if small < 100.0 => trimmed(format!("{value:.2}")),
+        large if large < 1e15 => {
+            let sign = if value < 0.0 { "-" } else { "" };
+            format!("{sign}{}", count(value.abs().round() as u64))
+        }
+        _ => format!("{value:.1e}"),
+    }
+}
+
 /// Pairs of horizontal bars, one above the other, with a label before and `show` of each value behind. `names` are those of
 /// the first and the second bar of every pair.
 pub fn pairs(title: &str, names: [&str; 2], rows: &[(String, [f64; 2])], show: fn(f64) -> String) -> Markup {

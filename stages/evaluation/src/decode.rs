@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_shards::probe::MEMBER_COLUMNS;
 use flow_hub::{HubError, HubReference};
 use flow_kernels::device::{DeviceChoice, visible_gpus};
+use flow_kind::{
+    Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
+    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse,
+};
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
 use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
 use flow_model::{Precision, Weights};
-use flow_kind::{
-    Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse,
-};
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
+use flow_shards::probe::MEMBER_COLUMNS;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

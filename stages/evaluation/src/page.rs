@@ -463,7 +463,7 @@ figure { margin: 0; } figcaption { font-size: 13.5px; font-weight: 560; margin-b
 .key { margin-left: 12px; font-weight: 400; color: var(--quiet); } .key::before { content: ''; display: inline-block; width: 12px; height: 3px; margin-right: 5px; vertical-align: middle; background: var(--accent); } .key.s1::before { background: var(--second); }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--quiet); }
 .grid { stroke: var(--line); stroke-width: 1; } .line { fill: none; stroke: var(--accent); stroke-width: 1.6; stroke-linejoin: round; } .line.s1 { stroke: var(--second); } .dot { fill: var(--accent); } .dot.s1 { fill: var(--second); } .bar { fill: #7ea9d6; }
-.charts.wide { grid-template-columns: minmax(0, 760px); } .b0 { fill: #b8c2cd; } .b1 { fill: var(--accent); } .key.b0::before { background: #b8c2cd; height: 8px; } .key.b1::before { height: 8px; } svg text.name { font-size: 12.5px; fill: var(--ink); }
+.charts.wide { grid-template-columns: minmax(0, 760px); } .b0 { fill: #b8c2cd; } .b1 { fill: var(--accent); } .key.b0::before { background: #b8c2cd; height: 8px; } .key.b1::before { height: 8px; } .limit { stroke: #b3261e; stroke-width: 1.4; stroke-dasharray: 5 3; } svg text.limit { stroke: none; fill: #b3261e; } svg text.name { font-size: 12.5px; fill: var(--ink); }
 @media (max-width: 520px) { .charts { grid-template-columns: 1fr; } main { padding: 20px 12px; } }
 ";
 

@@ -402,7 +402,11 @@ fn without_words(sets: &[SetFigures]) -> Option<String> {
     }
 }
 
-pub(crate) fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, StageError> {
+/// The model of a `training.train`, or of the last one if there are several; none without a row.
+///
+/// # Errors
+/// Where the rows cannot be read or lack a column.
+pub fn read_model(input: &Artifact) -> Result<Option<ModelFigures>, StageError> {
     let mut last = None;
     for item in input.batches(None) {
         let (_, batch) = item?;

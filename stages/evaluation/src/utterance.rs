@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use flow_text::language_tag::split_tag;
 use flow_speakers::turns::{Turn, joined, sort};
+use flow_text::language_tag::split_tag;
 
 use crate::normalize::Normalizer;
 use crate::wer::words;

@@ -1,9 +1,9 @@
 //! The validation sample, on which a model is evaluated while it trains.
 
-use flow_text::language_tag::split_tag;
+use flow_kind::{Artifact, RejectSet, StageError};
 use flow_model::loss::reduced;
 use flow_model::model::TdtModel;
-use flow_kind::{Artifact, RejectSet, StageError};
+use flow_text::language_tag::split_tag;
 
 use crate::audio_rows::AudioRows;
 use crate::decode::BATCH_SECONDS;

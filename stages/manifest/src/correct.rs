@@ -6,11 +6,11 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::{cast, take_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRef};
-use flow_text::language_tag::tag_of;
 use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, Source, SourcePartition, StageError,
 };
+use flow_text::language_tag::tag_of;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, FixedSizeBinaryBuilder, Float64Array, RecordBatch, StringArray, UInt32Array, UInt64Array};
-use flow_runtime::harness::{OfGeneration, decide, decide_incrementally, stored_decisions};
 use flow_kind::{Artifact, Decision, Partition, StageError};
+use flow_runtime::harness::{OfGeneration, decide, decide_incrementally, stored_decisions};
 use proptest::prelude::*;
 
 use crate::duplicates::{self, Duplicates, decide_duplicates};

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray, Float64Array, Int64Array, LargeStringArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
-use flow_text::language_tag::untagged;
 use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     ReadOnce, Shape, Source, SourcePartition, StageError,
 };
+use flow_text::language_tag::untagged;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef};
 use flow_kind::event::Event;
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::registry::{Registry, kind};
-use flow_runtime::spec::{Overrides, Pipeline, load, yaml};
 use flow_kind::{Artifact, Digest, Kind, Partition, ROW, Reject};
+use flow_runtime::harness::{Harness, Output};
+use flow_runtime::spec::{Overrides, Pipeline, load, yaml};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::columns::MANIFEST_COLUMNS;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
-use flow_runtime::harness::Harness;
 use flow_kind::{ROW, Reject, RejectClass, StageError};
+use flow_runtime::harness::Harness;
 use proptest::prelude::*;
 
 use super::*;

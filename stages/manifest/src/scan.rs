@@ -68,10 +68,8 @@ impl Kind for Scan {
         "rows",
         "one for each row of the shards' metadata, beside what their index says",
     )];
-    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[
-        ("shards", flow_kind::UrlUse::Read),
-        ("source", flow_kind::UrlUse::Text),
-    ];
+    const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] =
+        &[("shards", flow_kind::UrlUse::Read), ("source", flow_kind::UrlUse::Text)];
     type Settings = ScanSettings;
 
     fn shape(_: &ScanSettings, _: &Inputs) -> Result<Shape, StageError> {

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, Float64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef, UInt32Type};
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::yaml;
 use flow_kind::{Kind, ROW, StageError};
+use flow_runtime::harness::{Harness, Output};
 use proptest::prelude::*;
 
 use super::*;

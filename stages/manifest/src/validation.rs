@@ -107,8 +107,8 @@ mod tests {
     use std::collections::{BTreeSet, HashSet};
 
     use arrow::array::{RecordBatch, UInt32Array};
-    use flow_runtime::harness::decide;
     use flow_kind::{Artifact, Decision, Partition};
+    use flow_runtime::harness::decide;
     use proptest::prelude::*;
 
     use super::*;

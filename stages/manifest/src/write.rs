@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_kind::event::Event;
+use flow_kind::event::{Event, Events};
 use flow_kind::reject::ReasonCount;
 use flow_kind::{
     Artifact, Body, Context, Digest, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, PartOfRejects,
@@ -24,7 +24,7 @@ use crate::parquet_file::{ROW_GROUP, encoder_digest};
 use crate::pieces::{Notes, Part, Piece, Standing};
 use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
-use crate::write_hugging_face;
+use crate::write_hugging_face::{self, Writing};
 use crate::write_lines::{Extracted, write_lines};
 use crate::write_parts::{FileOfParts, write_parts};
 
@@ -41,7 +41,7 @@ const GUARDED: [(&str, &[&str]); 2] = [
     ("train and validation", &["train", "val"]),
 ];
 
-const REJECTS: &str = "rejects.parquet";
+pub(crate) const REJECTS: &str = "rejects.parquet";
 const STATISTICS: &str = "statistics.json";
 
 /// Writes manifests into a folder.
@@ -76,7 +76,10 @@ const STATISTICS: &str = "statistics.json";
 /// the split `train` and `val` the split `validation`; where neither is given, `master` is the split `train`. The columns are
 /// `audio` (`bytes` and `path`), `text, duration, lang, segment_id, shard_id, source` and those of `extra_columns`. Each recording
 /// is in the files as it is stored; a row that is a part of one becomes FLAC of 16 kHz. Recordings of shards need `audio.extract` before.
-/// `rejects.parquet`, `statistics.json` and JSON lines are not written, so that the folder can be published (`flow push`).
+/// With `audio_of_rows: path` files stay where they are, and `audio` has their absolute paths. Rows whose recordings cannot be read
+/// are left out (`missing_audio`, `unreadable_file`, `decode_error`): a warning counts them, and `rejects.parquet`, which is
+/// written only then, lists them. `statistics.json` and JSON lines are not written, so that the folder can be published
+/// (`flow push`, which leaves out `rejects.parquet`).
 ///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
@@ -105,6 +108,13 @@ pub struct WriteSettings {
     /// License of a dataset, as the hub calls it (`cc-by-4.0`), for its README.md.
     #[serde(default)]
     pub license: String,
+    /// Of a dataset: `embed` (the recordings are in its files) or `path` (its files name them, and nothing is copied: for use on
+    /// this machine). Rows that are no file of their own, such as parts of recordings and members of tars, are embedded in both.
+    #[serde(default)]
+    pub audio_of_rows: AudioOfRows,
+    /// Of a dataset: rows whose recordings cannot be read, as a share of 1, past which nothing is written.
+    #[serde(default = "half")]
+    pub max_unreadable: f64,
     /// Write the manifests as JSON lines too.
     #[serde(default)]
     pub jsonl: bool,
@@ -135,6 +145,17 @@ pub enum Format {
     Parquet,
     /// A dataset with its recordings.
     Huggingface,
+}
+
+/// Where the recordings of a dataset are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AudioOfRows {
+    /// In its files.
+    #[default]
+    Embed,
+    /// Where they are.
+    Path,
 }
 
 /// Whether a file name is that of a manifest as they are written here.
@@ -178,6 +199,9 @@ impl Kind for Write {
         if !(0.0..=1.0).contains(&settings.max_shrink) {
             return Err(StageError::setting("max_shrink", "it is a share from 0 to 1"));
         }
+        if !(0.0..=1.0).contains(&settings.max_unreadable) {
+            return Err(StageError::setting("max_unreadable", "it is a share from 0 to 1"));
+        }
         for input in inputs.iter() {
             for field in manifest_schema().fields() {
                 columns::expect(input, field.name(), field.data_type())?;
@@ -189,6 +213,11 @@ impl Kind for Write {
             write_hugging_face::check(settings, inputs)?;
         } else if !settings.license.is_empty() {
             return Err(StageError::setting("license", "only `format: huggingface` writes it"));
+        } else if settings.audio_of_rows != AudioOfRows::Embed {
+            return Err(StageError::setting(
+                "audio_of_rows",
+                "only `format: huggingface` has it",
+            ));
         }
         Ok(Shape::export())
     }
@@ -221,6 +250,8 @@ impl Kind for Write {
             inputs,
             rejects: context.rejects.clone(),
             scratch: context.scratch.clone(),
+            stage: context.stage.clone(),
+            events: context.events.clone(),
             pieces: BTreeMap::new(),
             stop: Box::new(context.gives_up()),
         })))
@@ -232,6 +263,9 @@ impl Kind for Write {
         let mut identity = serde_json::json!({"shards": settings.shards, "jsonl": lines});
         if settings.format == Format::Huggingface {
             identity["format"] = serde_json::json!([settings.format, settings.license]);
+            if settings.audio_of_rows != AudioOfRows::Embed {
+                identity["audio_of_rows"] = serde_json::json!(settings.audio_of_rows);
+            }
         }
         if !settings.extra_columns.is_empty() {
             identity["extra_columns"] = serde_json::json!(settings.extra_columns);
@@ -280,6 +314,9 @@ struct Writer {
     inputs: Vec<Artifact>,
     rejects: RejectSet,
     scratch: PathBuf,
+    /// Of messages.
+    stage: String,
+    events: Events,
     /// Of the files of the set that was written.
     pieces: BTreeMap<String, Vec<Piece>>,
     /// Whether to give up.
@@ -299,7 +336,12 @@ impl Export for Writer {
             set.guard_empty(all_refused(rejects));
         }
         if self.settings.format == Format::Huggingface {
-            return write_hugging_face::write_dataset(&self.settings, &self.splits(), set, &self.stop);
+            let writing = Writing {
+                stage: &self.stage,
+                events: &self.events,
+                stop: &self.stop,
+            };
+            return write_hugging_face::write_dataset(&self.settings, &self.splits(), set, &writing);
         }
         for (what, names) in GUARDED {
             let rows = self
@@ -603,7 +645,8 @@ fn manifest_rows(
     Ok(RecordBatch::try_new(Arc::clone(schema), arrays)?)
 }
 
-fn rejects_schema() -> SchemaRef {
+/// The columns of `rejects.parquet`.
+pub(crate) fn rejects_schema() -> SchemaRef {
     let text = |name, nullable| Field::new(name, DataType::Utf8, nullable);
     Arc::new(Schema::new(vec![
         text("partition", false),

@@ -1,19 +1,27 @@
 //! Datasets of Hugging Face: Parquet files that hold the recordings, and README.md, as the library `datasets` loads them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, StructArray};
+use arrow::array::{
+    Array, ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, StructArray, UInt32Array,
+};
+use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use flow_audio::AudioError;
 use flow_audio::decode::{SAMPLE_RATE, read_file, read_range};
+use flow_audio::embedded;
 use flow_audio::flac::{Samples, StreamInfo};
 use flow_audio::flac_encode;
 use flow_audio::format::recognise;
 use flow_audio::part::{TOLERANCE_SECONDS, decode_rows, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
-use flow_kind::{Artifact, ExportFile, ExportSet, Input, Inputs, Partition, StageError};
+use flow_kind::event::{Event, Events};
+use flow_kind::reject::of_rows;
+use flow_kind::{
+    Artifact, ExportFile, ExportSet, Input, Inputs, Partition, Reject, RejectClass, StageError, UNREADABLE,
+};
 use flow_storage::is_url;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
@@ -26,7 +34,7 @@ use serde_json::{Map, Value, json};
 use crate::columns::{self, MANIFEST_COLUMNS};
 use crate::place_columns::prefixed;
 use crate::statistics::{Durations, Figures, Languages};
-use crate::write::{WriteSettings, parts_of};
+use crate::write::{AudioOfRows, REJECTS, WriteSettings, parts_of, rejects_schema};
 
 /// Columns of a dataset, after `audio`, that every row has.
 const COLUMNS: [&str; 6] = ["text", "duration", "lang", "segment_id", "shard_id", "source"];
@@ -160,37 +168,52 @@ fn dtype_of(data_type: &DataType) -> Option<&'static str> {
     })
 }
 
-/// Writes the splits into `data/` of a set, and its README.md. `stop` says whether to give up.
+/// What a dataset is written for: the stage, where its messages go, and whether to give up.
+pub(crate) struct Writing<'w> {
+    pub stage: &'w str,
+    pub events: &'w Events,
+    pub stop: &'w (dyn Fn() -> bool + Sync),
+}
+
+/// Writes the splits into `data/` of a set, its README.md, and `rejects.parquet` with the rows whose recordings cannot be
+/// read, if there are any.
 ///
 /// # Errors
-/// When a value is null, a recording cannot be read or cut, or a file cannot be written.
+/// When a value is null, more rows than `max_unreadable` allows have no readable recording, or a file cannot be written.
 pub(crate) fn write_dataset(
     settings: &WriteSettings,
     splits: &[(&'static str, &Artifact)],
     set: &mut ExportSet,
-    stop: &(dyn Fn() -> bool + Sync),
+    writing: &Writing<'_>,
 ) -> Result<(), StageError> {
-    write_with_limits(settings, splits, set, stop, LIMITS)
+    write_with_limits(settings, splits, set, writing, LIMITS)
 }
 
 fn write_with_limits(
     settings: &WriteSettings,
     splits: &[(&'static str, &Artifact)],
     set: &mut ExportSet,
-    stop: &(dyn Fn() -> bool + Sync),
+    writing: &Writing<'_>,
     limits: Limits,
 ) -> Result<(), StageError> {
     let mut written = Vec::new();
+    let mut refused = Refused::of(writing.stage);
     for (split, artifact) in splits {
         let writer = SplitWriter {
             settings,
             split,
             artifact,
             schema: dataset_schema(artifact.schema(), &settings.extra_columns)?,
-            stop,
+            stop: writing.stop,
             limits,
         };
-        written.push(writer.write(set)?);
+        written.push(writer.write(set, &mut refused)?);
+    }
+    let rows = splits.iter().map(|(_, artifact)| artifact.rows()).sum();
+    if let Some(told) = refused.finish(rows, settings, set)? {
+        writing
+            .events
+            .send(Event::warning(Some(writing.stage.to_owned()), told));
     }
     let card = set.file("README.md")?;
     std::fs::write(&card, dataset_card(settings, &written)?).map_err(|error| failed_to_write(&card, &error))
@@ -225,14 +248,14 @@ struct SplitWriter<'s> {
 struct OpenFile {
     writer: ArrowWriter<ExportFile>,
     path: PathBuf,
-    /// Rows that it still gets.
+    /// Rows of the input that are still to come for it.
     left: u64,
     rows: usize,
     bytes: usize,
 }
 
 impl SplitWriter<'_> {
-    fn write(&self, set: &mut ExportSet) -> Result<WrittenSplit, StageError> {
+    fn write(&self, set: &mut ExportSet, refused: &mut Refused<'_>) -> Result<WrittenSplit, StageError> {
         let (partitions, _) = parts_of(self.artifact);
         let files = self.rows_of_files(&partitions)?;
         let name = |at: usize| format!("data/{}-{at:05}-of-{:05}.parquet", self.split, files.len());
@@ -241,11 +264,10 @@ impl SplitWriter<'_> {
         guarded.extend(standing_files(set.folder(), self.split));
         guarded.sort();
         guarded.dedup();
-        set.guard_rows(self.split, guarded, self.artifact.rows(), self.settings.max_shrink);
         let mut written = WrittenSplit {
             name: self.split,
             schema: Arc::clone(&self.schema),
-            rows: files.iter().sum(),
+            rows: 0,
             bytes: 0,
             file_bytes: 0,
             figures: Durations::default().figures(),
@@ -256,7 +278,6 @@ impl SplitWriter<'_> {
         for partition in partitions {
             for batch in self.artifact.read(partition, Some(&self.wanted()))? {
                 let batch = batch?;
-                durations.add(&batch)?;
                 let mut from = 0;
                 while from < batch.num_rows() {
                     if (self.stop)() {
@@ -273,8 +294,11 @@ impl SplitWriter<'_> {
                         return Err(StageError::failed(format!("{partition}: more rows than were counted")));
                     };
                     let count = self.read_together(&batch, from, file)?;
-                    let rows = self.rows(&batch.slice(from, count), partition)?;
+                    let rows = self.rows(&batch.slice(from, count), partition, set, refused)?;
+                    durations.add(&rows)?;
+                    written.rows += rows.num_rows() as u64;
                     written.bytes += self.push(file, &rows)?;
+                    file.left = file.left.saturating_sub(count as u64);
                     from += count;
                 }
             }
@@ -287,6 +311,7 @@ impl SplitWriter<'_> {
                 .transpose()?;
         }
         close(open, &mut written)?;
+        set.guard_rows(self.split, guarded, written.rows, self.settings.max_shrink);
         written.figures = durations.figures();
         Ok(written)
     }
@@ -369,8 +394,14 @@ impl SplitWriter<'_> {
         Ok(fit.count().max(1))
     }
 
-    /// Rows of the dataset, with their recordings.
-    fn rows(&self, batch: &RecordBatch, partition: &Partition) -> Result<RecordBatch, StageError> {
+    /// Rows of the dataset, with their recordings; without those that are refused.
+    fn rows(
+        &self,
+        batch: &RecordBatch,
+        partition: &Partition,
+        set: &mut ExportSet,
+        refused: &mut Refused<'_>,
+    ) -> Result<RecordBatch, StageError> {
         for name in COLUMNS {
             let nulls = batch.column_by_name(name).map_or(0, |column| column.null_count());
             if nulls > 0 {
@@ -396,26 +427,35 @@ impl SplitWriter<'_> {
         let groups: Vec<(usize, &[RowPlace])> = groups.collect();
         let read = |(first, group): (usize, &[RowPlace])| {
             let seconds = &durations.values()[first..first + group.len()];
-            let files = files_of_rows(group, seconds).into_iter().enumerate();
-            let file = |(at, bytes): (usize, Result<Vec<u8>, AudioError>)| {
-                let bytes = bytes.map_err(|error| named(first + at, error.to_string()))?;
-                let name = file_name(ids.value(first + at), &bytes);
-                Ok::<_, StageError>((bytes, name))
-            };
-            files.map(file).collect::<Result<Vec<_>, StageError>>()
+            audio_of_rows(group, seconds, self.settings.audio_of_rows)
         };
-        let recordings = groups
-            .into_par_iter()
-            .map(read)
-            .collect::<Result<Vec<_>, StageError>>()?;
-        let recordings: Vec<(Vec<u8>, String)> = recordings.into_iter().flatten().collect();
-        let together: usize = recordings.iter().map(|(bytes, _)| bytes.len()).sum();
+        let recordings: Vec<Vec<Result<Audio, AudioError>>> = groups.into_par_iter().map(read).collect();
+        let (mut kept, mut audio) = (Vec::new(), Vec::new());
+        for (row, recording) in recordings.into_iter().flatten().enumerate() {
+            match recording {
+                Ok(recording) => {
+                    kept.push(u32::try_from(row).map_err(StageError::failed)?);
+                    audio.push(recording);
+                }
+                Err(error) => {
+                    let (reason, detail) = refusal(error).map_err(|error| named(row, error.to_string()))?;
+                    refused.add(batch, row, partition, (reason, &detail), set)?;
+                }
+            }
+        }
+        let together: usize = audio.iter().map(Audio::len).sum();
         if i32::try_from(together).is_err() {
             let why = format!("it and the next rows have {together} bytes, more than fit into a column (2 GiB)");
             return Err(named(0, why));
         }
-        let bytes = BinaryArray::from_iter_values(recordings.iter().map(|(bytes, _)| bytes));
-        let names = StringArray::from_iter_values(recordings.iter().map(|(_, name)| name));
+        let batch = match kept.len() == batch.num_rows() {
+            true => batch.clone(),
+            false => take_record_batch(batch, &UInt32Array::from(kept))?,
+        };
+        let ids = columns::text(&batch, "segment_id")?;
+        let bytes: BinaryArray = audio.iter().map(Audio::bytes).collect();
+        let names =
+            StringArray::from_iter_values(audio.iter().enumerate().map(|(row, audio)| audio.name(ids.value(row))));
         let audio = StructArray::try_new(audio_fields(), vec![Arc::new(bytes), Arc::new(names)], None)?;
         let mut arrays: Vec<ArrayRef> = vec![Arc::new(audio)];
         let others = self.schema.fields().iter().skip(1);
@@ -434,7 +474,6 @@ impl SplitWriter<'_> {
         file.writer.write(rows).map_err(failed)?;
         file.rows += rows.num_rows();
         file.bytes += bytes;
-        file.left = file.left.saturating_sub(rows.num_rows() as u64);
         if file.rows >= self.limits.group_rows {
             // The writer has ended the row group by itself.
             (file.rows, file.bytes) = (0, 0);
@@ -579,6 +618,14 @@ impl RowPlace {
         }))
     }
 
+    /// The absolute path of its file, where that holds this recording alone and is on this machine.
+    fn own_file(&self) -> Option<String> {
+        if self.range.is_some() || is_url(&self.path) || embedded::parse(&self.path).is_some() {
+            return None;
+        }
+        Some(std::path::absolute(&self.path).ok()?.to_str()?.to_owned())
+    }
+
     fn stored_bytes(&self) -> Result<Vec<u8>, AudioError> {
         let size = match self.range {
             Some((_, size)) => Some(size),
@@ -595,13 +642,46 @@ impl RowPlace {
     }
 }
 
-/// A file for each of several rows of one recording: the bytes as they are stored for a row that is the whole recording, else FLAC
-/// of its samples at 16 kHz, 16 bits wide. `seconds` are the durations of the rows.
-fn files_of_rows(rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Vec<u8>, AudioError>> {
+/// The recording of a row, as a dataset has it.
+enum Audio {
+    Bytes(Vec<u8>),
+    /// An absolute path, where its file stays.
+    File(String),
+}
+
+impl Audio {
+    fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Audio::Bytes(bytes) => Some(bytes),
+            Audio::File(_) => None,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.bytes().map_or(0, <[u8]>::len)
+    }
+
+    /// The path in the dataset of the row called `id`. Nothing is read by that of bytes.
+    fn name(&self, id: &str) -> String {
+        match self {
+            Audio::Bytes(bytes) => file_name(id, bytes),
+            Audio::File(path) => path.clone(),
+        }
+    }
+}
+
+/// The recordings of several rows of one recording. Of a row that is the whole recording: its path, if `mode` says so and it is
+/// a file of its own, else its bytes as they are stored. Of other rows: FLAC of their samples at 16 kHz, 16 bits wide. `seconds` are
+/// the durations of the rows.
+fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRows) -> Vec<Result<Audio, AudioError>> {
     let mut parts = Vec::new();
-    let whole: Vec<Option<Result<Vec<u8>, AudioError>>> = (rows.iter().zip(seconds))
+    let stored = |row: &RowPlace| match row.own_file().filter(|_| mode == AudioOfRows::Path) {
+        Some(path) => Ok(Audio::File(path)),
+        None => row.stored_bytes().map(Audio::Bytes),
+    };
+    let whole: Vec<Option<Result<Audio, AudioError>>> = (rows.iter().zip(seconds))
         .map(|(row, seconds)| match row.is_whole(*seconds) {
-            Ok(true) => Some(row.stored_bytes()),
+            Ok(true) => Some(stored(row)),
             Ok(false) => {
                 parts.push((row.start.unwrap_or(0.0), *seconds));
                 None
@@ -614,11 +694,129 @@ fn files_of_rows(rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Vec<u8>, Audi
     };
     let mut cut = decode_rows(&first.path, first.range, &parts, f64::INFINITY).into_iter();
     let mut next = || {
-        cut.next()
-            .unwrap_or_else(|| Err(AudioError::Decode("no samples".into())))
+        let signal = cut
+            .next()
+            .unwrap_or_else(|| Err(AudioError::Decode("no samples".into())))?;
+        flac_of(&signal).map(Audio::Bytes)
     };
-    let file = |whole: Option<_>| whole.unwrap_or_else(|| flac_of(&next()?));
-    whole.into_iter().map(file).collect()
+    let audio = |whole: Option<_>| whole.unwrap_or_else(&mut next);
+    whole.into_iter().map(audio).collect()
+}
+
+/// The reason and detail of the reject for a recording that cannot be read. Other errors are those of this process.
+fn refusal(error: AudioError) -> Result<(&'static str, String), AudioError> {
+    let reason = match &error {
+        AudioError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => "missing_audio",
+        error if error.is_unreadable() => UNREADABLE,
+        AudioError::Decode(_)
+        | AudioError::Unsupported(_)
+        | AudioError::SampleRate(_)
+        | AudioError::TooLong { .. }
+        | AudioError::TooLarge { .. }
+        | AudioError::PastEnd { .. } => "decode_error",
+        _ => return Err(error),
+    };
+    Ok((reason, error.to_string()))
+}
+
+/// Rows whose recordings cannot be read: a file that is made when the first one comes.
+struct Refused<'s> {
+    stage: &'s str,
+    file: Option<(ArrowWriter<ExportFile>, PathBuf)>,
+    by_reason: BTreeMap<&'static str, u64>,
+}
+
+impl<'s> Refused<'s> {
+    fn of(stage: &'s str) -> Refused<'s> {
+        Refused {
+            stage,
+            file: None,
+            by_reason: BTreeMap::new(),
+        }
+    }
+
+    fn add(
+        &mut self,
+        batch: &RecordBatch,
+        row: usize,
+        partition: &Partition,
+        (reason, detail): (&'static str, &str),
+        set: &mut ExportSet,
+    ) -> Result<(), StageError> {
+        let mut rejects = Vec::new();
+        of_rows(
+            batch,
+            "segment_id",
+            &[row],
+            reason,
+            RejectClass::Fault,
+            detail,
+            |reject| {
+                rejects.push(reject);
+            },
+        )?;
+        if self.file.is_none() {
+            let file = set.create(REJECTS)?;
+            let path = file.path().to_path_buf();
+            let writer = ArrowWriter::try_new(file, rejects_schema(), None);
+            self.file = Some((writer.map_err(|error| failed_to_write(&path, &error))?, path));
+        }
+        if let Some((writer, path)) = &mut self.file {
+            let rows = reject_rows(&rejects, partition, self.stage)?;
+            writer.write(&rows).map_err(|error| failed_to_write(path, &error))?;
+        }
+        *self.by_reason.entry(reason).or_default() += 1;
+        Ok(())
+    }
+
+    /// Ends the file, and gives what to say of `rows`, of which these were refused; nothing where none was.
+    fn finish(self, rows: u64, settings: &WriteSettings, set: &mut ExportSet) -> Result<Option<String>, StageError> {
+        let Some((writer, path)) = self.file else {
+            return Ok(None);
+        };
+        let file = writer.into_inner().map_err(|error| failed_to_write(&path, &error))?;
+        file.close();
+        let refused: u64 = self.by_reason.values().sum();
+        let reasons: Vec<String> = self
+            .by_reason
+            .iter()
+            .map(|(reason, rows)| format!("{rows} {reason}"))
+            .collect();
+        let told = format!(
+            "the recordings of {refused} of {rows} rows cannot be read: {}",
+            reasons.join(", ")
+        );
+        if refused as f64 > rows as f64 * settings.max_unreadable {
+            return Err(StageError::refused(
+                told,
+                "look whether all recordings are there (a disk that is not mounted?); `max_unreadable` is the share that may be missing",
+            ));
+        }
+        if refused == rows && !settings.allow_empty {
+            set.guard_empty(told.clone());
+        }
+        Ok(Some(format!("{told}; {REJECTS} of the dataset lists them")))
+    }
+}
+
+/// Rejects of a partition as `rejects.parquet` has them.
+fn reject_rows(rejects: &[Reject], partition: &Partition, stage: &str) -> Result<RecordBatch, StageError> {
+    let text = |value: &dyn Fn(&Reject) -> String| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values(rejects.iter().map(value)))
+    };
+    let rows: UInt32Array = rejects.iter().map(|reject| reject.row).collect();
+    let ids: StringArray = rejects.iter().map(|reject| reject.id.as_deref()).collect();
+    let columns = vec![
+        text(&|_| partition.to_string()),
+        Arc::new(rows),
+        Arc::new(ids),
+        text(&|_| stage.to_owned()),
+        text(&|reject| reject.reason.clone()),
+        text(&|reject| reject.class.as_str().to_owned()),
+        text(&|reject| reject.detail.clone()),
+        text(&|reject| reject.values.clone()),
+    ];
+    Ok(RecordBatch::try_new(rejects_schema(), columns)?)
 }
 
 fn flac_of(signal: &[f32]) -> Result<Vec<u8>, AudioError> {
@@ -694,7 +892,13 @@ fn dataset_card(settings: &WriteSettings, splits: &[WrittenSplit]) -> Result<Str
             );
         }
     }
-    card += "\n`audio` holds each recording as it was stored; a part of a longer recording is FLAC of 16 kHz. `duration` is in seconds.\n";
+    card += match settings.audio_of_rows {
+        AudioOfRows::Embed => "\n`audio` holds each recording as it was stored",
+        AudioOfRows::Path => {
+            "\n`audio` has the path of each recording on the machine that wrote the dataset, and holds what is within a larger file"
+        }
+    };
+    card += "; a part of a longer recording is FLAC of 16 kHz. `duration` is in seconds.\n";
     Ok(card)
 }
 

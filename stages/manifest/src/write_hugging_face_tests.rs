@@ -244,7 +244,12 @@ fn files_and_row_groups_are_bounded() {
         };
         let out = folder.path().join(number.to_string());
         let mut set = ExportSet::begin(&out, "flow.json", flow_kind::Digest::of(b""), "run", folder.path()).unwrap();
-        write_with_limits(&settings, &[("train", &artifact)], &mut set, &|| false, limits).unwrap();
+        let writing = Writing {
+            stage: "write",
+            events: &Events::default(),
+            stop: &|| false,
+        };
+        write_with_limits(&settings, &[("train", &artifact)], &mut set, &writing, limits).unwrap();
         set.finish().unwrap();
         let mut texts = Vec::new();
         for at in 0..files {
@@ -292,7 +297,7 @@ fn what_cannot_be_published_is_told() {
         let found = failure(&[("train", &rows)], more);
         assert!(found.contains(expected), "{more}: {found}");
     }
-    // Names of rows and reasons of what is gone or no recording.
+    // Everything gone: a mistake.
     let recording = folder.path().join("a.flac");
     fs::copy(layout("wav/a.flac"), &recording).unwrap();
     let manifest = folder.path().join("all.jsonl");
@@ -304,11 +309,109 @@ fn what_cannot_be_published_is_told() {
     let rows = read(&manifest, "");
     fs::remove_file(&recording).unwrap();
     let found = failure(&[("train", &rows)], "");
-    assert!(found.contains("the row") && found.contains("a.flac"), "{found}");
+    assert!(found.contains("1 of 1 rows cannot be read: 1 missing_audio"), "{found}");
+    let found = failure(&[("train", &rows)], ", max_unreadable: 1.0");
+    assert!(found.contains("1 missing_audio"), "{found}");
     fs::write(&recording, b"no sound").unwrap();
     let found = failure(&[("train", &rows)], "");
-    assert!(found.contains("the row"), "{found}");
+    assert!(found.contains("1 decode_error"), "{found}");
     assert!(!out.join("README.md").exists());
+    write(&[("train", &rows)], &out, ", max_unreadable: 1.0, allow_empty: true").unwrap();
+    assert!(out.join("README.md").exists());
+}
+
+/// Rows whose recordings are gone or damaged after they were read, first, last and beside others of their batch, are left out
+/// and listed; the others have their own recordings.
+#[test]
+fn rows_without_a_readable_recording_are_rejects() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("all.jsonl");
+    let file = |number: usize| folder.path().join(format!("r{number}.flac"));
+    let line = |number: usize| {
+        fs::copy(layout(["wav/a.flac", "wav/b.flac"][number % 2]), file(number)).unwrap();
+        json!({ "audio_filepath": file(number), "text": format!("words {number}"), "lang": "hi", "segment_id": format!("r{number}") }).to_string()
+    };
+    fs::write(&manifest, (0..9).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    let rows = read(&manifest, "");
+    let all = rows_of(&rows);
+    fs::remove_file(file(0)).unwrap();
+    fs::write(file(5), b"no sound").unwrap();
+    fs::write(file(8), b"").unwrap();
+    let out = folder.path().join("out");
+    write(&[("master", &rows)], &out, "").unwrap();
+    let mut expected = all;
+    for at in [8, 5, 0] {
+        expected.remove(at);
+    }
+    assert_eq!(rows_of(&read_with(&out, "", &["segment_id=segment_id"])), expected);
+    let card = fs::read_to_string(out.join("README.md")).unwrap();
+    assert!(
+        card.contains("num_examples: 6") && card.contains("| train | hi | 6 |"),
+        "{card}"
+    );
+    let rejects: Vec<RecordBatch> = parquet(&out.join(REJECTS))
+        .build()
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let found: Vec<[String; 4]> = rejects
+        .iter()
+        .flat_map(|batch| {
+            (0..batch.num_rows()).map(|row| {
+                ["segment_id", "stage", "reason", "class"]
+                    .map(|name| columns::text(batch, name).unwrap().value(row).to_owned())
+            })
+        })
+        .collect();
+    let reject = |id: &str, reason: &str| [id, "harness", reason, "fault"].map(str::to_owned);
+    assert_eq!(
+        found,
+        [
+            reject("r0", "missing_audio"),
+            reject("r5", "decode_error"),
+            reject("r8", "decode_error")
+        ]
+    );
+    // The next set has no such rows, and so no such file.
+    let good = folder.path().join("good.jsonl");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&good, text.lines().nth(1).unwrap()).unwrap();
+    write(&[("master", &read(&good, ""))], &out, "").unwrap();
+    assert!(!out.join(REJECTS).exists());
+}
+
+/// Recordings that are files stay where they are; a part of one and a member of a tar are in the dataset.
+#[test]
+fn paths_take_the_place_of_recordings_that_are_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, (name, split, files)) in [("lhotse", "", 1), ("shar", "", 0)].into_iter().enumerate() {
+        let rows = read(&layout(name), split);
+        let out = folder.path().join(number.to_string());
+        write(&[("master", &rows)], &out, ", audio_of_rows: path").unwrap();
+        let dataset = parquet(&out.join("data/train-00000-of-00001.parquet"));
+        let written: Vec<RecordBatch> = dataset.build().unwrap().map(Result::unwrap).collect();
+        let mut without = 0;
+        for batch in &written {
+            let audio = batch.column(0).as_struct();
+            for row in 0..batch.num_rows() {
+                if audio.column(0).is_null(row) {
+                    let path = Path::new(audio.column(1).as_string::<i32>().value(row));
+                    assert!(path.is_absolute() && path.is_file(), "{}", path.display());
+                    without += 1;
+                }
+            }
+        }
+        assert_eq!(without, files, "{name}");
+        let again = rows_of(&read_with(&out, "", &["segment_id=segment_id"]));
+        assert!(rows_of(&rows) == again, "{name}");
+    }
+    let error = Harness::<Write>::from_yaml("{out: x, audio_of_rows: path}")
+        .and_then(|harness| {
+            let rows = read(&layout("lhotse"), "");
+            harness.input("master", rows.shape.outputs[0].schema.clone()).shape()
+        })
+        .unwrap_err();
+    assert!(format!("{error:?}").contains("audio_of_rows"), "{error:?}");
 }
 
 #[test]

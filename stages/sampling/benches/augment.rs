@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use flow_audio::decode::decode;
 use flow_audio::flac::{Samples, StreamInfo};
-use flow_shards::shards::list;
 use flow_audio::{flac, flac_encode, tar};
 use flow_random::SplitMix64;
 use flow_sampling::augment::{Augmenter, Step};
+use flow_shards::shards::list;
 use serde_json::{Value, json};
 
 /// Times are the best of so many.

@@ -10,8 +10,8 @@ use flow_audio::AudioError;
 use flow_audio::decode::{decode, read_file, read_range};
 use flow_audio::member_name::{safe_components, strip_dot_slash};
 use flow_audio::part::{decode_row, decode_rows, is_decoded_from_the_beginning};
-use flow_shards::shards::Shard;
 use flow_kind::{Artifact, ColumnType, Input, Partition, StageError};
+use flow_shards::shards::Shard;
 
 use crate::manifest_rows::{ManifestRows, column, manifest_order};
 

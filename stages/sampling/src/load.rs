@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
-use flow_shards::probe::MEMBER_COLUMNS;
 use flow_audio::resample::resample;
 use flow_kind::{
     Body, Context, Digest, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Shape, Shared, Source,
     SourcePartition, StageError, UrlUse,
 };
+use flow_shards::probe::MEMBER_COLUMNS;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;

@@ -3,8 +3,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float32Type, Float64Type, Int32Type, Schema, SchemaRef};
 use flow_kind::event::Event;
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::{ProcessShare, ROW};
+use flow_runtime::harness::{Harness, Output};
 
 use super::*;
 use crate::plan::BatchPlan;

@@ -5,8 +5,8 @@ use std::path::Path;
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Float64Type};
-use flow_parquet::ForeignParquet;
 use flow_kind::{Artifact, Partition, StageError};
+use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 
 use crate::dataset::lowest_hashes;

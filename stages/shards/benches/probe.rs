@@ -35,10 +35,10 @@ use std::time::Instant;
 
 use flow_audio::decode::{decode, read_range};
 use flow_audio::format::Format;
-use flow_shards::place::{Content, Range, Target};
 use flow_audio::{flac, tar};
-use flow_shards::examine;
 use flow_kind::store::DigestedFile;
+use flow_shards::examine;
+use flow_shards::place::{Content, Range, Target};
 use rayon::prelude::*;
 use sha2::{Digest as _, Sha256};
 use symphonia::core::audio::{Audio, GenericAudioBufferRef};

@@ -19,13 +19,13 @@ use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use flow_audio::decode::{read_file, read_open_range};
 use crate::extract::{Member, members_by_name};
+use crate::probe::decoding_pool;
+use crate::shards::Shard;
+use flow_audio::decode::{read_file, read_open_range};
 use flow_audio::format::Format;
 use flow_audio::member_name::strip_dot_slash;
-use crate::probe::decoding_pool;
 use flow_audio::recording;
-use crate::shards::Shard;
 use flow_audio::tar;
 
 /// Deletes the tars whose wanted recordings were extracted.

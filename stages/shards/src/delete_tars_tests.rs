@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use arrow::array::{RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{Field, Schema};
-use flow_runtime::harness::Harness;
 use flow_kind::{Reject, RejectClass};
+use flow_runtime::harness::Harness;
 
 use super::*;
 use crate::extract::{Extract, ExtractSettings, Store};

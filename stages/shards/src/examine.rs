@@ -10,12 +10,12 @@ use flow_storage::is_url;
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
+use crate::shards::{self, Shard};
 use flow_audio::decode::{MAX_RECORDING_BYTES, read_file};
 use flow_audio::error::AudioError;
 use flow_audio::flac::{Status, Verdict};
 use flow_audio::format::Format;
 use flow_audio::recording;
-use crate::shards::{self, Shard};
 use flow_audio::tar::{self, End, MemberKind};
 
 /// The result for one recording.

@@ -22,10 +22,10 @@ use rayon::ThreadPool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use flow_audio::error::AudioError;
 use crate::probe::decoding_pool;
 use crate::shards::Shard;
 use destination::Destination;
+use flow_audio::error::AudioError;
 use placing::{Kept, Place};
 use wanted::Refusal;
 pub(crate) use wanted::{Member, members_by_name};

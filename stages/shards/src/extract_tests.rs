@@ -6,10 +6,10 @@ use arrow::datatypes::Int64Type;
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
-use flow_audio::format::Format;
 use crate::probe::{AudioFrom, Probe, ProbeSettings, members_schema};
-use flow_audio::recording;
 use crate::test_data::{corpus, member, tar_of, tone, wav};
+use flow_audio::format::Format;
+use flow_audio::recording;
 
 fn rows_schema() -> SchemaRef {
     Arc::new(Schema::new(vec![

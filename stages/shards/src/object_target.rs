@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use flow_storage::{Location, ObjectUrl, Storage, StorageError, StorageFault};
 
-use flow_audio::error::AudioError;
 use crate::place::Content;
+use flow_audio::error::AudioError;
 
 /// Maximum size of an object that is read whole: that of a recording.
 const MOST: u64 = 4 << 30;

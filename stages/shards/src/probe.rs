@@ -19,10 +19,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::examine::{self, Examined, ExaminedShard};
-use flow_audio::flac;
-use flow_audio::format::Format;
 use crate::shards::{self, Shard};
 use crate::space::{self, Room};
+use flow_audio::flac;
+use flow_audio::format::Format;
 
 /// Where the recordings of a shard are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -6,8 +6,8 @@ use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
-use flow_audio::member_name::{is_unsafe, strip_dot_slash};
 use crate::test_data::{corpus, parity_corpus, parity_golden};
+use flow_audio::member_name::{is_unsafe, strip_dot_slash};
 
 fn probe(shards: PathBuf, audio_from: AudioFrom) -> Output {
     Harness::<Probe>::new(ProbeSettings {
@@ -267,10 +267,7 @@ fn a_tar_is_digested_by_the_reading_that_examines_it() {
             .unwrap();
         let digests = flow_kind::store::SourceDigests::default();
         let (noted, digest) = digests.note_read(examined.1.unwrap()).unwrap();
-        assert_eq!(
-            (noted, digest),
-            (path.clone(), flow_kind::Digest::of(&tar[..length]))
-        );
+        assert_eq!((noted, digest), (path.clone(), flow_kind::Digest::of(&tar[..length])));
         assert_eq!(digests.known(&path).unwrap(), Some(digest));
         if length == tar.len() {
             let names: Vec<&str> = examined.0.recordings.iter().map(|found| found.name.as_str()).collect();

@@ -18,11 +18,11 @@ use rayon::ThreadPool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use flow_audio::error::AudioError;
 use crate::examine;
+use crate::probe::{check_formats, decoding_pool, formats_identity, in_order, only_flac};
+use flow_audio::error::AudioError;
 use flow_audio::format::Format;
 use flow_audio::listing::is_passed_over;
-use crate::probe::{check_formats, decoding_pool, formats_identity, in_order, only_flac};
 use flow_audio::tar::{self, End};
 use sample::{Row, Sample};
 

@@ -3,9 +3,9 @@ use arrow::datatypes::{Float64Type, Int64Type, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
+use crate::test_data::{member, tar_of, tone};
 use flow_audio::decode::read_range;
 use flow_audio::flac;
-use crate::test_data::{member, tar_of, tone};
 
 fn settings(shards: &Path) -> WebDatasetSettings {
     WebDatasetSettings {

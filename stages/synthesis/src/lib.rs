@@ -28,9 +28,9 @@ use rayon::ThreadPool;
 
 use clip::{Clip, Maker, Refused};
 use espeak::Espeak;
+use flow_audio::AudioError;
 use flow_shards::place::{Content, Target};
 use flow_shards::probe::decoding_pool;
-use flow_audio::AudioError;
 use flow_shards::{examine, shards, space};
 use plan::PlannedShard;
 use sentences::{Choice, Language, Side};

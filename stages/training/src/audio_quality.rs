@@ -6,12 +6,12 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRef};
-use flow_text::language_tag::split_tag;
 use flow_audio::part::decode_row;
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     RejectClass, Shape, StageError,
 };
+use flow_text::language_tag::split_tag;
 use rayon::prelude::*;
 use realfft::RealFftPlanner;
 use schemars::JsonSchema;

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 use flow_hub::{Hub, HubError, HubReference};
+use flow_kind::local_copy;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
-use flow_kind::local_copy;
 use flow_storage::is_url;
 
 use crate::error::TrainingError;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use flow_text::language_tag::{UNDETERMINED, is_language, primary, same_language, split_tag};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::event::Event;
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, Shape,
     StageError,
 };
+use flow_model::tokenizer::Tokenizer;
+use flow_text::language_tag::{UNDETERMINED, is_language, primary, same_language, split_tag};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

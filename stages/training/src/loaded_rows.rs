@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::ColumnType;
+use flow_model::tokenizer::Tokenizer;
 
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};

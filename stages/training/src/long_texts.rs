@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::{Artifact, StageError};
+use flow_model::tokenizer::Tokenizer;
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

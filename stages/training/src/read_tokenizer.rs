@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::HubReference;
-use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::store::path_in_set;
 use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Secret, Shape, Source, SourcePartition,
     StageError, read_regular_file,
 };
+use flow_model::checkpoint::{OpenModel, TOKENIZER_FILE};
+use flow_model::tokenizer::Tokenizer;
 use flow_storage::is_url;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

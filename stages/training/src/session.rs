@@ -28,6 +28,7 @@ use crate::optimizer::AdamW;
 use crate::protect;
 use crate::ranks::{LoadedElsewhere, ProcessGroup, open_device};
 use crate::resolved_settings::ResolvedSettings;
+use crate::row_losses::RowLosses;
 use crate::start::{Start, find_start};
 use crate::trainable;
 use crate::trainer::{BatchFigures, LoadedBatch, StepReport, Trainer, panic_text};
@@ -86,6 +87,8 @@ pub struct Session {
     stage: Option<StageMark>,
     /// Of the next step.
     left_out: LeftOut,
+    /// Where the settings ask for them.
+    row_losses: Option<RowLosses>,
 }
 
 /// Segments that are left out of a step.
@@ -243,6 +246,8 @@ impl Session {
             ranking,
         )?;
         let uploader = mirror.map(Uploader::start).transpose()?;
+        let before = resumed.map(|step| folder.of_step(step));
+        let row_losses = (settings.row_losses > 0).then(|| RowLosses::after(before.as_deref()));
         let config = settings.trainer_config(model.config.encoder.d_model);
         let device = DeviceFigures::of(&device);
         let trainer = Trainer::distributed(model, optimizer, config, average, group)?;
@@ -277,6 +282,7 @@ impl Session {
             vocabulary_change,
             stage: None,
             left_out: LeftOut::default(),
+            row_losses,
         })
     }
 
@@ -376,6 +382,9 @@ impl Session {
         let mut report = self
             .trainer
             .step_beside(self.record.step, micro_batches, planned, elsewhere)?;
+        if let Some(losses) = self.row_losses.as_mut().filter(|_| report.skipped.is_none()) {
+            losses.add(std::mem::take(&mut report.rows));
+        }
         let left_out = std::mem::take(&mut self.left_out);
         if report.micro_batches == 0 {
             report.epoch = self.record.epoch;
@@ -498,10 +507,13 @@ impl Session {
     pub fn checkpoint(&mut self) -> Result<PathBuf, TrainingError> {
         self.written()?;
         let record = self.stamped();
+        let losses = self.losses_so_far();
         let folder = &self.folder;
-        let path = self
-            .trainer
-            .with_state(|model, optimizer, live| folder.write(&record, model, optimizer, live))??;
+        let path = self.trainer.with_state(|model, optimizer, live| {
+            folder.write(&record, model, optimizer, live, |writing| {
+                write_losses(losses.as_ref(), writing)
+            })
+        })??;
         self.folder
             .prune(self.settings.keep_checkpoints, self.settings.ranking())?;
         if let Some(uploader) = &self.uploader {
@@ -535,12 +547,15 @@ impl Session {
         self.written()?;
         let record = self.stamped();
         let snapshot = self.trainer.snapshot()?;
+        let losses = self.losses_so_far();
         let folder = self.folder.clone();
         let (keep, best) = (self.settings.keep_checkpoints, self.settings.ranking());
         let waker = self.uploader.as_ref().and_then(Uploader::waker);
         let write = move || {
             let (model, live, optimizer) = snapshot.whole()?;
-            let path = folder.write(&record, &model, &optimizer, live.as_ref())?;
+            let path = folder.write(&record, &model, &optimizer, live.as_ref(), |writing| {
+                write_losses(losses.as_ref(), writing)
+            })?;
             folder.prune(keep, best)?;
             if let Some(waker) = waker {
                 waker.wake();
@@ -550,6 +565,12 @@ impl Session {
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);
         self.writing = Some(thread.map_err(TrainingError::file(self.folder.folder()))?);
         Ok(())
+    }
+
+    /// The losses of rows that the checkpoint of this step is to have.
+    fn losses_so_far(&mut self) -> Option<RowLosses> {
+        let checkpoint = self.folder.of_step(self.record.step);
+        self.row_losses.as_mut().map(|losses| losses.hand_over(&checkpoint))
     }
 
     /// Waits for the checkpoint that is being written.
@@ -672,6 +693,10 @@ impl Session {
         }
         self.tell_protected(began.elapsed())
     }
+}
+
+fn write_losses(losses: Option<&RowLosses>, checkpoint: &std::path::Path) -> Result<(), TrainingError> {
+    losses.map_or(Ok(()), |losses| losses.write(checkpoint))
 }
 
 /// Says in which shares of texts the first model writes otherwise than the rows that it is validated on; none where they are alike.

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
-use flow_model::layers::convolution::BatchNorm;
 use flow_kind::{ReadOnce, Secret};
+use flow_model::layers::convolution::BatchNorm;
 
 use crate::checkpoint::Ranking;
 pub use crate::checkpoint::{KeepBest, Monitor};
@@ -215,6 +215,10 @@ pub struct TrainSettings {
     /// With the input `protect`: by how much the error rates of its languages may rise, and what happens then.
     #[serde(skip_serializing_if = "ProtectSettings::is_default")]
     pub protect: ProtectSettings,
+    /// Keep the loss of each row in the checkpoints, for `training.rank`; a number above 0 turns it on. Losses count from the run on
+    /// in which it is set. Weights do not depend on it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub row_losses: u64,
     /// Which checkpoint becomes the output model, once all steps are done: `last`; `best`, which has the lowest `monitor` on
     /// the validation sample (a checkpoint is written at each evaluation that finds a lower one); `average`, the mean of the
     /// weights of the last `keep_checkpoints` ones; or `average_best`, that of the `keep_best` best ones. Later stages decode
@@ -299,6 +303,7 @@ impl Default for TrainSettings {
             monitor: Monitor::ValWer,
             early_stopping: None,
             protect: ProtectSettings::default(),
+            row_losses: 0,
             model_from: ModelFrom::Last,
             checkpoint_in_background: true,
             eval_every: 1_000,
@@ -311,6 +316,11 @@ impl Default for TrainSettings {
             tokenizer_read: ReadOnce::default(),
         }
     }
+}
+
+/// Settings that later versions added are left out where they change nothing.
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Schedule of the learning rate of phase 2.
@@ -566,6 +576,7 @@ impl TrainSettings {
             spec_augment: self.spec_augment,
             dither: true,
             dropout: self.dropout,
+            row_losses: self.row_losses > 0,
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use flow_kind::{Artifact, StageError};
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_kind::{Artifact, StageError};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 

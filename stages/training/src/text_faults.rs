@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use flow_text::language_tag::{UNDETERMINED, is_language, next_tag, same_language};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::{Artifact, StageError};
+use flow_model::tokenizer::Tokenizer;
+use flow_text::language_tag::{UNDETERMINED, is_language, next_tag, same_language};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 

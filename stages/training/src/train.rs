@@ -10,11 +10,11 @@ use std::thread::JoinHandle;
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
-use flow_shards::probe::MEMBER_COLUMNS;
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
 };
+use flow_shards::probe::MEMBER_COLUMNS;
 
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
 use flow_storage::is_url;
@@ -114,13 +114,14 @@ impl Kind for TrainingTrain {
         sources
     }
 
-    /// The thresholds of warnings and the token for the hub do not affect the result; TF32 does, also where it is a default.
+    /// The thresholds of warnings, losses of rows and the token for the hub do not affect the result; TF32 does, also where it is a default.
     fn identity(settings: &TrainSettings) -> Value {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(fields) = identity.as_object_mut() {
             fields.remove("warn_unknown_letters");
             fields.remove("warn_empty_texts");
             fields.remove("hub_token");
+            fields.remove("row_losses");
             fields.insert("tf32".into(), settings.uses_tf32().into());
         }
         identity

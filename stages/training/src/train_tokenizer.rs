@@ -7,15 +7,15 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_text::language_tag::tag_of;
-use flow_model::checkpoint::OpenModel;
-use flow_model::tokenizer::train::{self, Normalisation, Recipe};
-use flow_model::tokenizer::{Algorithm, Tokenizer};
 use flow_kind::store::path_in_set;
 use flow_kind::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
     ReadOnce, Shape, Source, SourcePartition, StageError, local_copy, read_regular_file,
 };
+use flow_model::checkpoint::OpenModel;
+use flow_model::tokenizer::train::{self, Normalisation, Recipe};
+use flow_model::tokenizer::{Algorithm, Tokenizer};
+use flow_text::language_tag::tag_of;
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -22,6 +22,7 @@ use crate::ranks::{
     RankReport, RemoteRanks, RemoteStart, Replica, StepPlan, gone, group_in_process, new_collective, new_nccl_id,
     open_device, parameter_owners, rank_disconnected, rank_thread_pool,
 };
+use crate::row_losses::RowLoss;
 use crate::schedule::Recipe;
 use crate::settings::{ReduceDtype, ReduceEvery};
 
@@ -108,6 +109,8 @@ pub struct TrainerConfig {
     pub spec_augment: bool,
     pub dither: bool,
     pub dropout: bool,
+    /// Whether the loss of each row is reported.
+    pub row_losses: bool,
 }
 
 /// The report of an optimizer step.
@@ -136,6 +139,8 @@ pub struct StepReport {
     pub waited: Vec<f64>,
     /// Micro-batches for which a device had no memory left, of all ranks.
     pub out_of_memory: Vec<OutOfMemory>,
+    /// The loss of each row, where the settings ask for them.
+    pub rows: Vec<RowLoss>,
 }
 
 impl StepReport {
@@ -369,6 +374,7 @@ impl Trainer {
             waited: vec![0.0; self.others.len() + 1],
             skipped: Some(Vec::new()),
             out_of_memory: Vec::new(),
+            rows: Vec::new(),
         }
     }
 
@@ -378,6 +384,10 @@ impl Trainer {
             .flat_map(|rank| std::mem::take(&mut rank.out_of_memory));
         let out_of_memory = out_of_memory.collect();
         let skipped = ranks.iter().any(|rank| rank.skipped);
+        let rows = ranks
+            .iter_mut()
+            .flat_map(|rank| std::mem::take(&mut rank.rows))
+            .collect();
         StepReport {
             step: plan.step,
             micro_batches: plan.received as u32,
@@ -394,6 +404,7 @@ impl Trainer {
             encoder_frozen: self.config.recipe.encoder_frozen(plan.step),
             waited: ranks.iter().map(|rank| rank.wait_seconds).collect(),
             out_of_memory,
+            rows,
             skipped: skipped.then(|| ranks.into_iter().flat_map(|rank| rank.bad_segments).collect()),
         }
     }

@@ -11,11 +11,11 @@ use crossbeam_channel::{Receiver, Sender, select};
 use flow_evaluation::hub_token::hub_with_token;
 use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationSet;
+use flow_kind::event::Event;
+use flow_kind::{Artifact, Context, Partition, StageError};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::model::TdtModel;
-use flow_kind::event::Event;
-use flow_kind::{Artifact, Context, Partition, StageError};
 
 use crate::error::TrainingError;
 use crate::init::{configuration, fetch_model, is_remote};

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{AsArray, StringArray};
 use flow_evaluation::report::MODEL_COLUMNS;
-use flow_model::Weights;
-use flow_model::checkpoint::{Format, OpenModel};
 use flow_kind::{
     Artifact, Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse,
 };
+use flow_model::Weights;
+use flow_model::checkpoint::{Format, OpenModel};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::{Body, Context, Export, ExportSet, InputPort, Inputs, Kind, OutputPort, Shape, StageError, UrlUse};
+use flow_model::tokenizer::Tokenizer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

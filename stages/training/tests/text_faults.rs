@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use arrow::array::{RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::{Artifact, Partition};
+use flow_model::tokenizer::Tokenizer;
 use flow_training::text_faults::TextFaults;
 
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/tokenizers/mini.model");

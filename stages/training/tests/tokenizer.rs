@@ -6,10 +6,10 @@ use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use arrow::datatypes::{DataType, Field, Int32Type, Schema, SchemaRef, UInt32Type};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::event::Event;
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::{Artifact, Partition, RejectClass, StageError};
+use flow_model::tokenizer::Tokenizer;
+use flow_runtime::harness::{Harness, Output};
 use flow_sampling::load::loaded_schema;
 use flow_training::language_tags::{LanguageTags, LanguageTagsSettings, TagTexts};
 use flow_training::limit_texts::{LimitTexts, LimitTextsSettings};

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use flow_shards::probe::MEMBER_COLUMNS;
 use flow_evaluation::audio_rows::AudioRows;
 use flow_kernels::device::DeviceChoice;
-use flow_model::Weights;
-use flow_model::checkpoint::OpenModel;
-use flow_model::heads::HeadKind;
 use flow_kind::{
     Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Reject,
     RejectClass, Shape, Source, SourcePartition, StageError, UrlUse,
 };
+use flow_model::Weights;
+use flow_model::checkpoint::OpenModel;
+use flow_model::heads::HeadKind;
 use flow_sampling::dataset::{AudioColumns, ROW_COLUMNS};
+use flow_shards::probe::MEMBER_COLUMNS;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use flow_text::language_tag::{is_language, same_language, split_tag};
-use flow_model::tokenizer::Tokenizer;
 use flow_kind::open_regular_file;
+use flow_model::tokenizer::Tokenizer;
+use flow_text::language_tag::{is_language, same_language, split_tag};
 use serde::{Deserialize, Serialize};
 use unicode_script::Script;
 

@@ -10,8 +10,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-use flow_audio::language_tag::{is_language, same_language};
-use flow_runtime::open_regular_file;
+use flow_kind::open_regular_file;
+use flow_text::language_tag::{is_language, same_language};
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 

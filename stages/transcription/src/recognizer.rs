@@ -16,7 +16,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device};
-use flow_text::language_tag::{is_language, split_tag};
 use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::Precision;
@@ -27,6 +26,7 @@ use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_speakers::silero::{SAMPLE_RATE, SileroVad};
+use flow_text::language_tag::{is_language, split_tag};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -10,14 +10,14 @@ use flow_audio::listing::Recording;
 use flow_audio::recording_reader::Channels;
 pub use flow_audio::samples::OnDamage;
 use flow_audio::samples::Refusal;
-use flow_model::checkpoint::OpenModel;
-use flow_model::decoding::DecodingOptions;
-use flow_model::{Precision, Weights};
 use flow_kind::event::Event;
 use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
     SourcePartition, StageError, UrlUse, open_regular_file,
 };
+use flow_model::checkpoint::OpenModel;
+use flow_model::decoding::DecodingOptions;
+use flow_model::{Precision, Weights};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_storage::FileVersion;
 use serde_json::{Value, json};

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::samples::OnDamage;
 use flow_kernels::device::DeviceChoice;
+use flow_kind::StageError;
 use flow_model::decoding::DecodingOptions;
 use flow_model::heads::HeadKind;
 use flow_model::{Precision, Weights};
-use flow_kind::StageError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 use std::path::Path;
 
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::output_files::missing_file;
+use flow_runtime::harness::{Harness, Output};
 
 use super::*;
 use crate::rows::{

@@ -32,8 +32,8 @@ enum Content {
     Bytes(Vec<u8>),
 }
 
-/// The files of a folder and below it, by their paths. Names that begin with a dot and the lists that exports leave (`flow.json`,
-/// `model.flow.json`) are left out.
+/// The files of a folder and below it, by their paths. Names that begin with a dot and what exports leave for this machine
+/// (`flow.json`, `model.flow.json`, and `rejects.parquet` beside them, which has paths) are left out.
 ///
 /// # Errors
 /// Where a folder cannot be read, a name cannot be one of a repository, or something is neither a file nor a folder.
@@ -49,7 +49,8 @@ pub fn files_below(folder: &Path) -> Result<Vec<NewFile>, HubError> {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 return Err(refused(&path, "its name is not UTF-8"));
             };
-            if name.starts_with('.') || name == "flow.json" || name.ends_with(".flow.json") {
+            let is_for_here = name == "rejects.parquet" && path.with_file_name("flow.json").exists();
+            if name.starts_with('.') || name == "flow.json" || name.ends_with(".flow.json") || is_for_here {
                 continue;
             }
             let inside = format!("{prefix}{name}");

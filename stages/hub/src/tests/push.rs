@@ -223,7 +223,7 @@ fn dataset(shards: usize) -> (tempfile::TempDir, BTreeMap<String, Vec<u8>>) {
     for (name, bytes) in &files {
         fs::write(folder.path().join(name), bytes).unwrap();
     }
-    for name in ["flow.json", ".hidden", "model.flow.json"] {
+    for name in ["flow.json", ".hidden", "model.flow.json", "rejects.parquet"] {
         fs::write(folder.path().join(name), b"not pushed").unwrap();
     }
     (folder, files)

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use flow_text::language_tag::is_language;
 use flow_kind::RejectClass;
+use flow_text::language_tag::is_language;
 
 /// Bytes of a refused line that are kept.
 pub(super) const KEPT_OF_A_LINE: usize = 64 << 10;

@@ -32,12 +32,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use flow_text::language_tag::is_language;
 use flow_kind::event::Event;
 use flow_kind::{
     Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
     ReadOnce, Shape, Source, SourcePartition, StageError,
 };
+use flow_text::language_tag::is_language;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

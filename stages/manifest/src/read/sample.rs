@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use flow_text::language_tag::{same_language, tag_of, untagged};
 use flow_audio::part::{TOLERANCE_SECONDS, decode_row, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
 use flow_kind::{Out, StageError};
+use flow_text::language_tag::{same_language, tag_of, untagged};
 
 use super::ReadSettings;
 use super::manifest_row::{ManifestRow, Refusal, refuse};

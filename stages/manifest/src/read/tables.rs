@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arrow::array::{Array, AsArray, Float64Array, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Schema};
-use flow_parquet::{CountedRows, ForeignParquet};
 use flow_kind::{Partition, SourcePartition, StageError};
+use flow_parquet::{CountedRows, ForeignParquet};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, Float32Array, StringArray, StringDictionaryBuilder};
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema};
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::{Artifact, StageError};
+use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::ArrowWriter;
 
 use super::*;

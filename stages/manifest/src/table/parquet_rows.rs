@@ -8,8 +8,8 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::error::ArrowError;
-use flow_parquet::ForeignParquet;
 use flow_kind::{Out, RejectClass, StageError};
+use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 
 use super::cells::{Cell, Rows, of_text};

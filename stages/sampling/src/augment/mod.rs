@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
-use flow_random::SplitMix64;
 use flow_kind::Shared;
+use flow_random::SplitMix64;
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use flow_storage::{Location, Storage};
 
-use flow_audio::error::AudioError;
 use crate::object_target::ObjectTarget;
 use crate::place::{Content, Target};
+use flow_audio::error::AudioError;
 
 /// What receives the recordings.
 pub(super) enum Destination {

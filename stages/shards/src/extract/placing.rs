@@ -13,15 +13,15 @@ use super::destination::Destination;
 use super::read_ahead::{ReadAhead, Span, spans};
 use super::wanted::{Job, Refusal};
 use super::{ExtractSettings, Store};
+use crate::place::{Content, Range};
+use crate::shards::Shard;
+use crate::space;
 use flow_audio::decode::read_open_range;
 use flow_audio::error::AudioError;
 use flow_audio::flac;
 use flow_audio::flac_encode::encode;
 use flow_audio::format::Format;
-use crate::place::{Content, Range};
 use flow_audio::recording;
-use crate::shards::Shard;
-use crate::space;
 
 /// Where a recording is now.
 pub(super) struct Kept {

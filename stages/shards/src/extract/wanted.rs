@@ -8,8 +8,8 @@ use arrow::datatypes::{ArrowPrimitiveType, Int32Type, Int64Type};
 use flow_kind::StageError;
 
 use super::{NAME_COLUMN, Store, column};
-use flow_audio::member_name::{safe_components, strip_dot_slash};
 use crate::shards::Shard;
+use flow_audio::member_name::{safe_components, strip_dot_slash};
 
 /// Why a row cannot have a file: reason and detail.
 pub(super) type Refusal = (String, String);

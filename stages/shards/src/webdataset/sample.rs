@@ -6,13 +6,13 @@ use std::path::Path;
 use flow_storage::InputFile;
 
 use super::WebDatasetSettings;
+use crate::examine::judge;
 use flow_audio::decode::read_open_range;
 use flow_audio::error::AudioError;
-use crate::examine::judge;
-use flow_text::language_tag::usual_language;
 use flow_audio::listing::{is_of_film, is_of_recording};
 use flow_audio::member_name::is_unsafe;
 use flow_audio::tar::{Member, MemberKind};
+use flow_text::language_tag::usual_language;
 
 /// Longest text or `.json` that is read, in bytes.
 const LONGEST_TEXT: u64 = 1 << 20;

@@ -1,5 +1,5 @@
-use flow_runtime::harness::{Harness, Output};
 use flow_kind::output_files::missing_file;
+use flow_runtime::harness::{Harness, Output};
 
 use super::*;
 use crate::rttm::read_rttm;

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use flow_kind::store::{Lock, StoreError};
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
-use flow_kind::store::{Lock, StoreError};
 
 use super::average_of::{self, MeanOf};
 use super::listing::{DAMAGED, RESTART, best, list, name_of};
@@ -155,14 +155,21 @@ impl CheckpointFolder {
         &self.folder
     }
 
+    /// The folder of the checkpoint of a step, which may not exist.
+    pub fn of_step(&self, step: u64) -> PathBuf {
+        self.folder.join(name_of(step))
+    }
+
     /// Writes one checkpoint and returns its folder. An existing one of this step is left as it is.
-    /// `live` are the weights that training continues from, where `model` has an average of them.
+    /// `live` are the weights that training continues from, where `model` has an average of them. `more` writes further files into the
+    /// folder that it is given.
     pub fn write(
         &self,
         record: &CheckpointRecord,
         model: &TdtModel,
         optimizer: &AdamW,
         live: Option<&Parameters>,
+        more: impl FnOnce(&Path) -> Result<(), TrainingError>,
     ) -> Result<PathBuf, TrainingError> {
         let name = name_of(record.step);
         let target = self.folder.join(&name);
@@ -172,6 +179,7 @@ impl CheckpointFolder {
         let writing = self.noted(WRITING, &name)?;
         let written = fs::create_dir(&writing)
             .map_err(TrainingError::file(&writing))
+            .and_then(|()| more(&writing))
             .and_then(|()| fill(&writing, record, model, optimizer, live))
             // Another process may have taken the lock over, if this one did not respond.
             .and_then(|()| self.check())

@@ -7,9 +7,9 @@ use candle_core::Device;
 use flow_evaluation::decode::BATCH_SECONDS;
 use flow_kernels::device::free_memory;
 use flow_kernels::threads::install;
-use flow_model::ModelConfig;
 use flow_kind::available_memory;
 use flow_kind::store::{read_note, write_note};
+use flow_model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 

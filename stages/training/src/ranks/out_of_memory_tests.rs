@@ -76,6 +76,7 @@ pub(super) fn config(frozen: bool, offload: bool, reduce_every: ReduceEvery) -> 
         spec_augment: false,
         dither: false,
         dropout: false,
+        row_losses: false,
     }
 }
 

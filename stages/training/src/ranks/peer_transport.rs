@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use candle_core::Tensor;
-use flow_model::{ParameterId, Parameters};
 use flow_kind::processes::Processes;
+use flow_model::{ParameterId, Parameters};
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::local_collective::{Contribution, LocalGroup};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded, select_biased, unbounded};
 use flow_evaluation::transcribe::Recognized;
+use flow_kind::processes::Processes;
 use flow_model::Parameters;
 use flow_model::model::TdtModel;
-use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::peer_transport::PeerTransport;

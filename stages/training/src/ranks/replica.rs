@@ -18,6 +18,7 @@ use super::{
 };
 use crate::error::TrainingError;
 use crate::optimizer::{AdamW, clip_factor, squared_norm};
+use crate::row_losses::RowLoss;
 use crate::settings::ReduceEvery;
 use crate::trainer::{LoadedBatch, TrainerConfig, micro_batch_seed};
 
@@ -55,6 +56,8 @@ pub struct RankReport {
     pub wait_seconds: f64,
     /// Micro-batches for which the device had no memory left.
     pub out_of_memory: Vec<OutOfMemory>,
+    /// The loss of each row of this rank, where the settings ask for them.
+    pub rows: Vec<RowLoss>,
 }
 
 /// One rank.
@@ -248,6 +251,9 @@ impl Replica {
             loss += output.loss / plan.received as f64;
             report.tokens += output.tokens as u64;
             report.flops_left_out += output.flops_left_out;
+            if let Some(loaded) = loaded.filter(|_| self.config.row_losses) {
+                report.rows.extend(row_losses(loaded, &output.losses));
+            }
             if let Some(loaded) = loaded.filter(|_| !output.loss.is_finite()) {
                 report.bad_segments.extend(not_finite_segments(loaded, &output.losses));
             }
@@ -648,6 +654,15 @@ impl MicroBatchPass<'_> {
         }
         Ok(())
     }
+}
+
+/// The loss of each segment of a micro-batch.
+fn row_losses(loaded: &LoadedBatch, losses: &[f64]) -> impl Iterator<Item = RowLoss> {
+    let rows = loaded.segments.iter().zip(&loaded.batch.tokens).zip(losses);
+    rows.map(|((segment, tokens), loss)| RowLoss {
+        segment: segment.clone(),
+        loss: loss / tokens.len().max(1) as f64,
+    })
 }
 
 /// The segments of a micro-batch whose loss is not finite; all, where only the mean is not.

@@ -2,9 +2,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kind::processes::Processes;
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
-use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader};
 use super::out_of_memory_tests::{config, model};

@@ -8,12 +8,12 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use flow_evaluation::transcribe::Recognized;
 use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads::install;
+use flow_kind::available_memory;
+use flow_kind::processes::Processes;
 use flow_model::ModelConfig;
 use flow_model::checkpoint::StoredModel;
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
-use flow_kind::available_memory;
-use flow_kind::processes::Processes;
 
 use super::codec::{Message, MessageReader, malformed_message};
 use super::own_batches::{BatchRules, OwnBatches, WorkerInput, WorkerInputs};

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
+use flow_kind::Kind;
+use flow_kind::processes::Processes;
 use flow_model::Gradients;
 use flow_model::model::{MicroBatch, TdtModel};
-use flow_kind::Kind;
 use flow_runtime::harness::joined_processes;
-use flow_kind::processes::Processes;
 use flow_training::TrainingError;
 use flow_training::average::MovingAverage;
 use flow_training::optimizer::AdamW;

@@ -4,10 +4,10 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
-use flow_text::language_tag::split_tag;
 use flow_model::alignment::{AlignedTokens, WordTokens};
 use flow_model::decoding::Hypothesis;
 use flow_speakers::silero::SAMPLE_RATE;
+use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
 use crate::alignment::blocks::{Block, blocks, pairs};

@@ -1,7 +1,7 @@
 //! Languages that are asked for: nothing is written in another script, and what that does to errors.
 
-use flow_text::language_tag::same_language;
 use flow_evaluation::wer::{EditCounts, character_edits, word_edits};
+use flow_text::language_tag::same_language;
 
 use super::tests::recognizer;
 use super::*;

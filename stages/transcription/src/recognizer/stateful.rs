@@ -2,9 +2,9 @@
 
 use candle_core::Tensor;
 use flow_kernels::is_gpu;
+use flow_kind::available_memory;
 use flow_model::decoding::Hypothesis;
 use flow_model::heads::SearchState;
-use flow_kind::available_memory;
 use flow_speakers::silero::SAMPLE_RATE;
 
 use super::{Recognized, Recognizer, joined};

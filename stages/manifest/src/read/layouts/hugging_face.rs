@@ -12,8 +12,8 @@ use std::rc::Rc;
 
 use arrow::array::RecordBatch;
 use flow_audio::embedded::{path_of_bytes, path_of_value};
-use flow_parquet::ForeignParquet;
 use flow_kind::{Partition, StageError};
+use flow_parquet::ForeignParquet;
 use flow_storage::is_url;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
@@ -32,6 +32,7 @@ use super::stream_offsets::ArrowFile;
 use super::utterance::{Common, Utterance, language_called, text_of};
 use super::{Corpus, Entries, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, read_entries, wrong};
 use crate::error::ManifestError;
+use crate::write::REJECTS;
 
 /// Rows of a partition, at least, where there are so many.
 const PART_ROWS: i64 = 1_000;
@@ -216,7 +217,9 @@ fn listed_until(
         for name in entries.names.difference(&entries.folders) {
             let path = folder.join(name);
             let is_one = path.extension().is_some_and(|found| found == extension);
-            if is_one && !name.starts_with("metadata.") && !name.starts_with('_') {
+            // Rejects of a dataset that `manifest.write` wrote.
+            let is_beside = name == REJECTS && entries.names.contains("flow.json");
+            if is_one && !name.starts_with("metadata.") && !name.starts_with('_') && !is_beside {
                 let (config, split) = config_and_split(&below, name);
                 found.push(Listed { path, config, split });
             }

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-use flow_text::language_tag::is_language;
 use flow_audio::subtitle_cues::cues;
 use flow_kind::{Partition, StageError};
+use flow_text::language_tag::is_language;
 
 use super::super::ReadSettings;
 use super::super::listing::{AUDIO, MOST_DEPTH, stem};

@@ -7,8 +7,8 @@ use super::super::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refu
 use super::super::naming::language;
 use super::super::times::TIME_KEYS;
 use super::Take;
-use flow_text::language_tag::is_language;
 use flow_kind::StageError;
+use flow_text::language_tag::is_language;
 
 /// English names of languages that corpora call their folders and values by, and their codes.
 const NAMES: [(&str, &str); 42] = [

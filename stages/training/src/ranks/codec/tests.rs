@@ -1,15 +1,16 @@
 use candle_core::{DType, Device, Tensor};
+use flow_kind::processes::Payload;
 use flow_model::ParameterGroup;
 use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
 use flow_model::parameter_groups::StatisticsPass;
-use flow_kind::processes::Payload;
 
 use super::format::DTYPES;
 use super::{Message, MessageReader};
 use crate::error::TrainingError;
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport};
+use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
 use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{LoadedBatch, TrainerConfig};
@@ -88,6 +89,10 @@ fn report() -> RankReport {
             tokens: 40,
             parts: 2,
         }],
+        rows: vec![RowLoss {
+            segment: "h".into(),
+            loss: 0.5,
+        }],
     }
 }
 
@@ -119,6 +124,7 @@ fn config() -> TrainerConfig {
         spec_augment: true,
         dither: false,
         dropout: true,
+        row_losses: true,
     }
 }
 

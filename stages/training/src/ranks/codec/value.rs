@@ -14,6 +14,7 @@ use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport, StepPlan};
+use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
 use crate::settings::{ReduceDtype, ReduceEvery};
 use crate::trainer::{BatchFigures, LoadedBatch, TrainerConfig};
@@ -119,13 +120,14 @@ structures! {
     BatchFigures { place, epoch, utterances, audio_samples, padded_seconds }
     LoadedShare { step, seconds, batches, lost, dropped, too_long }
     OutOfMemory { segments, seconds, tokens, parts }
-    RankReport { loss, gradient_norm, skipped, bad_segments, tokens, flops_left_out, wait_seconds, out_of_memory }
+    RankReport { loss, gradient_norm, skipped, bad_segments, tokens, flops_left_out, wait_seconds, out_of_memory, rows }
+    RowLoss { segment, loss }
     Recipe { unfreeze_step, phase1, phase2 }
     AdamWConfig { betas, epsilon, weight_decay, eight_bit, master_weights }
     TextLimit { max_tokens, rule }
     TrainerConfig {
         recipe, clip, ranks, fold_update, offload, rank_timeout, device, tf32, recompute, batch_norm, reduce_dtype,
-        reduce_every, seed, spec_augment, dither, dropout
+        reduce_every, seed, spec_augment, dither, dropout, row_losses
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_kernels::testing::DeviceUnderTest;
+use flow_kind::processes::Processes;
 use flow_model::{ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
-use flow_kind::processes::Processes;
 
 use super::stand_in::{self, Fault};
 use super::{NcclCollective, new_id};
