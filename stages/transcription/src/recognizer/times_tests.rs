@@ -43,8 +43,8 @@ fn words_begin_near_where_they_were_said() {
     let recognizer = recognizer();
     let mut measured = Vec::new();
     for (language, heard, delayed, placed) in [
-        ("en", (0.102, 0.184), (0.05, 0.12), (0.08, 0.17)),
-        ("hi", (0.13, 0.21), (0.06, 0.14), (0.08, 0.17)),
+        ("en", (0.102, 0.184), (0.039, 0.104), (0.048, 0.157)),
+        ("hi", (0.121, 0.185), (0.045, 0.105), (0.067, 0.161)),
     ] {
         let (samples, words) = known(language);
         let keys: Vec<String> = words.iter().map(|(word, _)| word_key(word)).collect();
