@@ -7,6 +7,8 @@ pub mod listen;
 mod recover;
 mod split;
 mod stateful;
+#[cfg(test)]
+mod times_tests;
 mod together;
 mod windows_of_speech;
 
