@@ -94,7 +94,7 @@ impl RowLosses {
         }
     }
 
-    /// Hands on what a checkpoint is to have, and begins anew after the checkpoint of that folder.
+    /// Hands on what a checkpoint is to have, and starts over after the checkpoint of that folder.
     pub fn hand_over(&mut self, checkpoint: &Path) -> RowLosses {
         std::mem::replace(self, RowLosses::after(Some(checkpoint)))
     }
