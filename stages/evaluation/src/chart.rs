@@ -189,7 +189,9 @@ pub fn histogram(title: &str, names: &[&str], data: &Histogram, limits: &[f64]) 
                     }
                 }
                 @for tick in ticks_between(data.from, end) {
-                    text x=(short(x_of(tick))) y=(HEIGHT - 8.0) text-anchor="middle" { (figure(tick)) }
+                    // One at the edge is not cut.
+                    @let at_end = x_of(tick) > WIDTH - 24.0;
+                    text x=(short(if at_end { WIDTH - 2.0 } else { x_of(tick) })) y=(HEIGHT - 8.0) text-anchor=(if at_end { "end" } else { "middle" }) { (figure(tick)) }
                 }
                 @for limit in drawn {
                     @let is_right = x_of(*limit) > WIDTH * 0.7;

@@ -1,6 +1,6 @@
 //! The kind `audio.webdataset`.
 
-mod sample;
+pub mod sample;
 
 use std::fs;
 use std::io::BufReader;

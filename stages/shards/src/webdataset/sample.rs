@@ -15,14 +15,15 @@ use flow_audio::tar::{Member, MemberKind};
 use flow_text::language_tag::usual_language;
 
 /// Longest text or `.json` that is read, in bytes.
-const LONGEST_TEXT: u64 = 1 << 20;
+pub const LONGEST_TEXT: u64 = 1 << 20;
 
-pub(super) struct Sample<'a> {
+pub struct Sample<'a> {
     /// The members' common name.
     pub key: &'a str,
     recordings: Vec<&'a Member>,
-    text: Option<&'a Member>,
-    json: Option<&'a Member>,
+    /// `.txt`, and `.json`.
+    pub text: Option<&'a Member>,
+    pub json: Option<&'a Member>,
 }
 
 /// A complete sample.
@@ -39,10 +40,10 @@ pub(super) struct Row {
 }
 
 /// Why a sample is rejected: reason and detail.
-pub(super) type Refusal = (&'static str, String);
+pub type Refusal = (&'static str, String);
 
 /// The samples in the order of their first members in the tar.
-pub(super) fn group<'a>(members: &[&'a Member]) -> Vec<Sample<'a>> {
+pub fn group<'a>(members: &[&'a Member]) -> Vec<Sample<'a>> {
     let mut samples: Vec<Sample<'a>> = Vec::new();
     let mut by_key: HashMap<&str, usize> = HashMap::new();
     for &member in members {
@@ -85,43 +86,24 @@ fn split(name: &str) -> (&str, &str) {
     }
 }
 
-impl Sample<'_> {
+impl<'a> Sample<'a> {
     pub fn names(&self) -> Vec<&str> {
         let members = self.recordings.iter().copied().chain(self.text).chain(self.json);
         members.map(|member| member.name.as_str()).collect()
     }
 
     /// Reads and decodes the sample. An error is one of the disk.
-    pub fn judge(
+    pub(super) fn judge(
         &self,
         tar: &InputFile,
         tar_path: &Path,
         settings: &WebDatasetSettings,
     ) -> Result<Result<Row, Refusal>, AudioError> {
         let read = |member: &Member| read_open_range(tar, tar_path, member.offset, member.size);
-        if let Some(name) = self.names().into_iter().find(|name| is_unsafe(name)) {
-            return Ok(Err(("unsafe_name", format!("{name:?}"))));
-        }
-        // A film beside its sound is none.
-        let mut recordings = self.recordings.clone();
-        if recordings.len() > 1 {
-            recordings.retain(|member| !is_of_film(split(&member.name).1));
-        }
-        let recording = match recordings[..] {
-            [only] => only,
-            [] if self.recordings.is_empty() => {
-                return Ok(Err(("missing_audio", "a text without a recording".into())));
-            }
-            _ => return Ok(Err(("several_recordings", self.names().join(", ")))),
+        let recording = match self.recording() {
+            Ok(recording) => recording,
+            Err(refusal) => return Ok(Err(refusal)),
         };
-        for member in [Some(recording), self.text, self.json].into_iter().flatten() {
-            let what = match member.kind {
-                MemberKind::Other => "not_regular_file",
-                MemberKind::Regular if member.truncated => "tar_truncated",
-                MemberKind::Regular => continue,
-            };
-            return Ok(Err((what, member.name.clone())));
-        }
         let (text, lang) = match self.words(read, settings)? {
             Ok(words) => words,
             Err(refusal) => return Ok(Err(refusal)),
@@ -139,6 +121,37 @@ impl Sample<'_> {
                 audio_hash: verdict.audio_hash,
             }),
         })
+    }
+
+    /// The member that is the recording.
+    ///
+    /// # Errors
+    /// Where there is none, or several, or a member is incomplete or no file.
+    pub fn recording(&self) -> Result<&'a Member, Refusal> {
+        if let Some(name) = self.names().into_iter().find(|name| is_unsafe(name)) {
+            return Err(("unsafe_name", format!("{name:?}")));
+        }
+        // A film beside its sound is none.
+        let mut recordings = self.recordings.clone();
+        if recordings.len() > 1 {
+            recordings.retain(|member| !is_of_film(split(&member.name).1));
+        }
+        let recording = match recordings[..] {
+            [only] => only,
+            [] if self.recordings.is_empty() => {
+                return Err(("missing_audio", "a text without a recording".into()));
+            }
+            _ => return Err(("several_recordings", self.names().join(", "))),
+        };
+        for member in [Some(recording), self.text, self.json].into_iter().flatten() {
+            let what = match member.kind {
+                MemberKind::Other => "not_regular_file",
+                MemberKind::Regular if member.truncated => "tar_truncated",
+                MemberKind::Regular => continue,
+            };
+            return Err((what, member.name.clone()));
+        }
+        Ok(recording)
     }
 
     /// Text and language.

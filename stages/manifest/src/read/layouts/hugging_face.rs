@@ -173,14 +173,14 @@ impl File {
 
 /// A file that is listed: its folder below the first one, and its split.
 #[derive(Clone, Debug, PartialEq)]
-struct Listed {
-    path: PathBuf,
-    config: String,
-    split: String,
+pub(super) struct Listed {
+    pub path: PathBuf,
+    pub config: String,
+    pub split: String,
 }
 
 /// Files of an extension in a folder and below it.
-fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
+pub(super) fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
     let read = |folder: &Path| {
         let entries = read_entries(folder)?;
         let is_one = |name: &str| Path::new(name).extension().is_some_and(|found| found == extension);
@@ -196,7 +196,7 @@ fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
 }
 
 /// The first file of an extension that is found in few folders.
-fn first_listed(root: &Path, extension: &str) -> Option<Listed> {
+pub(super) fn first_listed(root: &Path, extension: &str) -> Option<Listed> {
     let is_enough = |found, folders| found > 0 || folders >= MOST_FOLDERS;
     let found = listed_until(root, extension, |folder| Ok(entries_of(folder)), is_enough).ok()?;
     found.into_iter().min_by(|a, b| a.path.cmp(&b.path))
@@ -338,7 +338,7 @@ pub fn detect_arrow(root: &Path) -> Option<String> {
 }
 
 /// The files of one configuration and of the splits that are read, and what is told of them.
-fn chosen_files(
+pub(super) fn chosen_files(
     root: &Path,
     all: Vec<Listed>,
     settings: &ReadSettings,

@@ -18,6 +18,8 @@ mod subtitles;
 mod table_lines;
 mod utterance;
 mod voxpopuli;
+mod webdataset;
+mod yodas;
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -77,6 +79,11 @@ pub enum Layout {
     Ljspeech,
     /// NeMo's tarred data: `manifest.json` or `sharded_manifests` beside `audio_0.tar`.
     NemoTarred,
+    /// WebDataset: tars with a recording and its text (`.txt`, or in a `.json`) under one name.
+    #[serde(rename = "webdataset")]
+    WebDataset,
+    /// YODAS: `text/00000000.txt` beside `audio/00000000.tar` or a folder of this name.
+    Yodas,
     /// Long recordings, each with its subtitles (`.srt`, `.vtt`) beside it.
     Subtitles,
     /// Recordings, each with its text (`.txt`, `.lab`) beside it or in a list (`.trans.txt`), as LibriSpeech has them.
@@ -107,7 +114,7 @@ const fn known(layout: Layout, name: &'static str, detect: fn(&Path) -> Option<S
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
-const KNOWN: [Known; 17] = [
+const KNOWN: [Known; 19] = [
     known(
         Layout::LhotseRecordings,
         "lhotse_recordings",
@@ -169,11 +176,14 @@ const KNOWN: [Known; 17] = [
         nemo_tarred::detect,
         nemo_tarred::open,
     ),
+    known(Layout::WebDataset, "webdataset", webdataset::detect, webdataset::open),
+    known(Layout::Yodas, "yodas", yodas::detect, yodas::open),
     known(Layout::Subtitles, "subtitles", subtitles::detect, subtitles::open),
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 11] = [
+const WITHOUT_COLUMNS: [Layout; 12] = [
+    Layout::Yodas,
     Layout::Gigaspeech2,
     Layout::LhotseRecordings,
     Layout::LhotseCuts,
@@ -187,7 +197,8 @@ const WITHOUT_COLUMNS: [Layout; 11] = [
     Layout::Transcripts,
 ];
 /// Layouts without splits that `split` could name.
-const WITHOUT_SPLITS: [Layout; 6] = [
+const WITHOUT_SPLITS: [Layout; 7] = [
+    Layout::Yodas,
     Layout::LhotseShar,
     Layout::Kaldi,
     Layout::Ljspeech,

@@ -207,6 +207,115 @@ fn shar_has_the_part_of_each_cut_in_its_tar() {
 }
 
 #[test]
+fn samples_of_webdataset_are_rows() {
+    for name in ["webdataset", "webdataset/train-000000.tar"] {
+        let output = run(with_lang(&data(name), "hi"));
+        let expected = [
+            row("de/a", "ek", "hi", None, 0.5),
+            row("de/b", "text of b", "de", None, 0.75),
+        ];
+        assert_eq!(rows_of(&output), expected, "{name}");
+        assert_eq!(recordings_of(&output), [wav("a.flac"), wav("b.flac")]);
+        let extra: serde_json::Value = serde_json::from_str(extra_of(&output)[1].as_ref().unwrap()).unwrap();
+        assert_eq!(extra["speaker"], "s1");
+        assert_eq!(column(&output, "tar_member_name"), ["de/a.flac", "de/b.flac"]);
+    }
+    let of = |split: &str, columns: &[&str]| {
+        let read = ReadSettings {
+            split: split.into(),
+            columns: columns.iter().map(|pair| (*pair).to_owned()).collect(),
+            ..settings(&data("webdataset"))
+        };
+        run(read)
+    };
+    assert_eq!(column(&of("test", &[]), "text"), ["text of c"]);
+    assert_eq!(column(&of("test", &["speaker=text"]), "text"), ["s1"]);
+    // A tar that was cut, members that are no sample, and texts that are none.
+    let folder = tempfile::tempdir().unwrap();
+    let whole = fs::read(data("webdataset/train-000000.tar")).unwrap();
+    let tar = folder.path().join("x.tar");
+    for (cut, rows) in [
+        (0, 0),
+        (3, 0),
+        (700, 0),
+        (4_700, 0),
+        (6_000, 1),
+        (12_000, 1),
+        (whole.len() - 1024, 2),
+    ] {
+        fs::write(&tar, &whole[..cut]).unwrap();
+        let output = run(ReadSettings {
+            layout: Layout::WebDataset,
+            ..with_lang(&tar, "hi")
+        });
+        assert_eq!(rows_of(&output).len(), rows, "{cut}");
+        let known = |reason: &&str| ["tar_truncated", "missing_text", "missing_audio"].contains(reason);
+        assert!(reasons(&output).iter().all(known), "{cut}: {:?}", reasons(&output));
+    }
+    assert!(
+        failure(ReadSettings {
+            layout: Layout::WebDataset,
+            columns: vec!["x=audio_filepath".into()],
+            ..settings(&data("webdataset"))
+        })
+        .contains("name text, lang and duration")
+    );
+}
+
+#[test]
+fn yodas_is_read_from_tars_and_folders() {
+    let folder = copied(&["wav/a.flac", "wav/b.flac"]);
+    let at = |name: &str| folder.path().join("data/hi000").join(name);
+    let ids = [
+        "v1-00000-00000012-00000062",
+        "v1-00001-00000100-00000175",
+        "v2-00000-00000000-00000010",
+    ];
+    let texts = [
+        (
+            "data/hi000/text/00000000.txt",
+            format!("{} ek\n{}\tdo \"teen\n", ids[0], ids[1]),
+        ),
+        (
+            "data/hi000/text/00000001.txt",
+            format!("{} chaar\n../x y\n{}\n", ids[2], ids[0]),
+        ),
+        ("data/hi000/duration/00000000.txt", format!("{} 0.5\n", ids[0])),
+    ];
+    let files: Vec<(&str, &str)> = texts.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    lay_out(folder.path(), &files);
+    fs::create_dir_all(at("audio/00000001")).unwrap();
+    let packed = at("audio/00000000.tar.gz");
+    fs::write(&packed, b"packed").unwrap();
+    assert!(failure(settings(&at(""))).contains("gunzip"));
+    // As `tar` writes it, of the recordings of the first two.
+    for (name, id) in [("a.flac", ids[0]), ("b.flac", ids[1])] {
+        fs::copy(data("wav").join(name), folder.path().join(format!("{id}.wav"))).unwrap();
+    }
+    let tar = |members: &[&str]| {
+        let mut tar = std::process::Command::new("tar");
+        tar.arg("-C")
+            .arg(folder.path())
+            .arg("-cf")
+            .arg(at("audio/00000000.tar"));
+        assert!(tar.args(members).status().unwrap().success());
+    };
+    tar(&[&format!("{}.wav", ids[0]), &format!("{}.wav", ids[1])]);
+    fs::copy(data("wav/c.flac"), at("audio/00000001").join(format!("{}.wav", ids[2]))).unwrap();
+    let output = run(settings(&at("")));
+    let expected = [
+        row(ids[0], "ek", "hi", None, 0.5),
+        row(ids[1], "do \"teen", "hi", None, 0.75),
+        row(ids[2], "chaar", "hi", None, 0.25),
+    ];
+    assert_eq!(rows_of(&output), expected);
+    assert_eq!(recordings_of(&output)[1], wav("b.flac"));
+    assert_eq!(by_reason(&output), counts(&[("missing_text", 1), ("unsafe_name", 1)]));
+    tar(&[&format!("{}.wav", ids[0])]);
+    assert_eq!(rows_of(&run(settings(&at("")))).len(), 2);
+}
+
+#[test]
 fn folders_of_kaldi_are_joined_by_ids() {
     let folder = copied(&["wav/a.flac", "wav/b.flac", "kaldi/flac.ark", "kaldi/wav.ark"]);
     let at = |name: &str| folder.path().join(name);

@@ -1,6 +1,6 @@
 """Makes the corpora of this folder with the tools whose layouts they have.
 
-    pip install lhotse==1.33.0 datasets==5.2.0 soundfile==0.14.0 kaldiio
+    pip install lhotse==1.33.0 datasets==5.2.0 soundfile==0.14.0 kaldiio webdataset==1.0.2
     cd <this folder> && python make.py
 
 Recordings are sines of 0.5, 0.75 and 0.25 s at 16 kHz.
@@ -12,10 +12,11 @@ import shutil
 import kaldiio
 import numpy as np
 import soundfile
+import webdataset
 from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, Value
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
 
-for folder in ["wav", "lhotse", "cuts", "shar", "hub", "saved", "saved_dict", "kaldi"]:
+for folder in ["wav", "lhotse", "cuts", "shar", "hub", "saved", "saved_dict", "kaldi", "webdataset"]:
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
 
@@ -78,3 +79,11 @@ data.select([1]).to_parquet("hub/data/test-00000-of-00001.parquet")
 # Kaldi's archives, as ESPnet writes them: of WAV as they are, of FLAC behind a mark and their length.
 kaldiio.save_ark("kaldi/flac.ark", {"a": (16000, signals["a"])}, scp="kaldi/flac.scp", write_function="soundfile", write_kwargs={"format": "flac"})
 kaldiio.save_ark("kaldi/wav.ark", {"b": (16000, (signals["b"] * 32767).astype("int16"))}, scp="kaldi/wav_only.scp")
+
+# WebDataset: texts, and JSON as Emilia has it.
+for split, names in [("train", "ab"), ("test", "c")]:
+    with webdataset.TarWriter(f"webdataset/{split}-000000.tar", mtime=0) as tar:
+        for name in names:
+            sample = {"__key__": f"de/{name}", "flac": open(f"wav/{name}.flac", "rb").read()}
+            about = {"id": name, "text": f"text of {name}", "duration": {"a": 0.5, "b": 0.75, "c": 0.25}[name], "speaker": "s1", "language": "de", "dnsmos": 3.25}
+            tar.write(sample | ({"txt": "ek"} if name == "a" else {"json": about}))
