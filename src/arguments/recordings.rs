@@ -85,7 +85,7 @@ pub struct DiarizeArguments {
 /// Arguments that commands on recordings share.
 #[derive(Args, Debug)]
 pub struct RecordingsArguments {
-    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, AAC, Ogg with Vorbis or Opus, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, URLs of object storage, or `-` for standard input
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, AAC, Ogg with Vorbis, Opus or FLAC, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, URLs of object storage, or `-` for standard input
     #[arg(required = true)]
     pub input: Vec<String>,
     /// The folder that receives the files, or a prefix in object storage; folders below an input keep their shape [default: .]

@@ -280,7 +280,7 @@ pub(crate) fn stated_id3_length(bytes: &[u8]) -> usize {
 /// have their first pages one behind the other.
 fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
     let mut rest = bytes;
-    let mut found = "an Ogg file without Vorbis or Opus";
+    let mut found = "an Ogg file without Vorbis, Opus or FLAC";
     while rest.starts_with(b"OggS")
         && rest
             .get(5)
@@ -297,7 +297,7 @@ fn ogg(bytes: &[u8]) -> Result<Format, &'static str> {
                 _ => Ok(Format::Opus),
             };
         } else if packet.starts_with(b"\x7fFLAC") {
-            found = "FLAC within Ogg";
+            return Ok(Format::Ogg);
         } else if packet.starts_with(b"Speex") {
             found = "Speex";
         }
@@ -368,12 +368,17 @@ mod tests {
             (&tagged(b"fLaC"), Err("no known audio format")),
             (b"ID3", Err("no known audio format")),
             (b"", Err("no known audio format")),
-            (b"OggS", Err("an Ogg file without Vorbis or Opus")),
+            (b"OggS", Err("an Ogg file without Vorbis, Opus or FLAC")),
         ] {
             assert_eq!(recognise(bytes), expected, "{bytes:?}");
         }
         for (bytes, expected) in [
             (&ogg(b"OpusHead")[..], Ok(Format::Opus)),
+            (
+                &ogg(b"OpusHead\x01\x02\0\0\0\0\0\0\0\0\xff"),
+                Err("Opus with an unusual order of channels"),
+            ),
+            (&ogg(b"\x7fFLAC\x01\0"), Ok(Format::Ogg)),
             (&ogg(b"Speex   "), Err("Speex")),
             (b"\0\0\0\x08wide\0\0\0\0mdat", Ok(Format::M4a)),
             (b"FORM\0\0\0\x2eAIFFCOMM", Ok(Format::Aiff)),

@@ -62,7 +62,9 @@ impl AudioTracks {
             self.default.extend(is_played.then_some(number));
             self.encoded.extend(value(ENCODINGS).map(|_| number));
             let codec = elements(entry).find(|(id, _)| *id == CODEC);
-            let codec = codec.map(|(_, name)| &name[..name.len().min(LONGEST_NAME)]);
+            // Some programs end it by zeros.
+            let codec = codec.and_then(|(_, name)| name.split(|byte| *byte == 0).next());
+            let codec = codec.map(|name| &name[..name.len().min(LONGEST_NAME)]);
             self.codecs
                 .extend(codec.map(|name| (number, name.escape_ascii().to_string())));
         }

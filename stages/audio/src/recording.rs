@@ -289,6 +289,7 @@ impl Blocks {
             track_id,
             mut promised,
             lossy,
+            flac_bits,
             rate,
             tick,
             mut note,
@@ -337,7 +338,7 @@ impl Blocks {
             before: 0,
             is_film,
             lossy,
-            flac_bits: None,
+            flac_bits,
             next_packet: None,
             most_missing: match format {
                 Format::Opus => Some(0),
@@ -426,6 +427,8 @@ impl Blocks {
             decoder,
             track_id,
             promised,
+            lossy,
+            flac_bits,
             ..
         } = stream.map_err(|fault| {
             broken(format!(
@@ -438,6 +441,7 @@ impl Blocks {
             self.check_end()?;
         }
         (self.decoder, self.track_id) = (decoder, track_id);
+        (self.lossy, self.flac_bits) = (lossy, flac_bits);
         self.promised = promised.filter(|_| !self.is_film);
         self.stated = self.promised;
         self.before = self.given;

@@ -535,6 +535,19 @@ fn an_mp3_whose_header_counts_itself_is_whole() {
     assert!(matches!(read(&bytes).end, Progress::Damaged(_)));
 }
 
+/// As ffmpeg writes `.oga`; with the samples of the ALAC.
+#[test]
+fn flac_in_ogg_is_decoded() {
+    let (oga, caf) = (tone("tone.oga"), tone("tone.caf"));
+    let (found, expected) = (read(&oga), read(&caf));
+    assert_eq!((found.end, found.samples.len()), (Progress::End, 3_200));
+    assert!(bits(&found.samples) == bits(&expected.samples));
+    let of = |bytes: &[u8]| crate::recording::probe(bytes, &crate::format::Format::ALL).unwrap().1;
+    assert_eq!((of(&oga).audio_hash, of(&oga).info.bits), (of(&caf).audio_hash, 24));
+    // It has one page of sound.
+    assert!(read_channels(&oga[..oga.len() / 2], Channels::Mix).is_err());
+}
+
 /// As systems for telephones write it.
 #[test]
 fn an_mp3_in_a_wav_is_that_mp3() {

@@ -2,7 +2,7 @@
 
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::well_known::{
-    CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_MULAW, CODEC_ID_VORBIS,
+    CODEC_ID_AAC, CODEC_ID_FLAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_PCM_ALAW, CODEC_ID_PCM_MULAW, CODEC_ID_VORBIS,
 };
 use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions, CODEC_ID_NULL_AUDIO};
 use symphonia::core::errors::Error as SymphoniaError;
@@ -43,6 +43,8 @@ pub(crate) struct Stream {
     pub track_id: u32,
     pub promised: Option<u64>,
     pub lossy: bool,
+    /// Bits of the samples of FLAC in Ogg.
+    pub flac_bits: Option<u32>,
     /// Frames of a second, where it says it.
     pub rate: u32,
     /// Length of a tick of its times, where they have one.
@@ -136,7 +138,7 @@ impl Stream {
         let codec = parameters.codec;
         let only = match format {
             Format::Mp3 => Some((CODEC_ID_MP3, "MPEG layer III")),
-            Format::Ogg => Some((CODEC_ID_VORBIS, "Vorbis")),
+            Format::Ogg if codec != CODEC_ID_FLAC => Some((CODEC_ID_VORBIS, "Vorbis")),
             Format::Opus => Some((CODEC_ID_OPUS, "Opus")),
             _ => None,
         };
@@ -189,6 +191,9 @@ impl Stream {
             track_id,
             promised,
             lossy: [CODEC_ID_AAC, CODEC_ID_MP3, CODEC_ID_OPUS, CODEC_ID_VORBIS].contains(&codec),
+            flac_bits: parameters
+                .bits_per_sample
+                .filter(|_| format == Format::Ogg && codec == CODEC_ID_FLAC),
             rate: parameters.sample_rate.unwrap_or_default(),
             tick: track.time_base,
             note: None,

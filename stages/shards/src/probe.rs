@@ -109,12 +109,12 @@ pub(crate) fn in_order(formats: &[Format]) -> Vec<Format> {
 /// before the last one is damage; since CAF 2 Opus may lack its header, and since CAF 3 the last chunk may be filled up. Since WAV
 /// 5, AIFF 2, CAF 2 and RF64 2, floating-point samples that are integers are damage, since AIFF 2 one that was written to a pipe is
 /// decoded, and since M4A 3 Vorbis. Since WAV 6, CAF 4 and RF64 3, A-law and mu-law are decoded in all forms, since MP3 4 one in a WAV,
-/// and one whose header counts itself is whole; since M4A 4 PCM of MP4, wide PCM of GStreamer, and its Opus from the beginning on.
+/// and one whose header counts itself is whole; since Ogg 5 FLAC in it; since M4A 4 PCM of MP4, wide PCM of GStreamer, and its Opus from the beginning on.
 pub(crate) fn formats_identity(in_order: &[Format]) -> Vec<&'static str> {
     let name = |format: &Format| match format {
         Format::Wav => "wav 6",
         Format::Mp3 => "mp3 4",
-        Format::Ogg => "ogg 4",
+        Format::Ogg => "ogg 5",
         Format::Opus => "opus 3",
         Format::M4a => "m4a 4",
         Format::Mkv => "mkv 3",

@@ -332,6 +332,6 @@ fn another_way_to_read_a_format_moves_only_those_who_read_it() {
         Probe::identity(&settings)["formats"].to_string()
     };
     assert_eq!(identity(r#"["opus", "flac"]"#), r#"["flac","opus 3"]"#);
-    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg 4"]"#);
+    assert_eq!(identity(r#"["ogg", "flac"]"#), r#"["flac","ogg 5"]"#);
     assert_eq!(identity(r#"["mp3", "wav", "flac"]"#), r#"["flac","wav 6","mp3 4"]"#);
 }

@@ -100,7 +100,10 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
         return Err(failed("it has no rows".to_owned()));
     }
     if !found.iter().any(|(_, row)| row.is_ok()) {
-        return Err(failed("none of its lines is a JSON object".to_owned()));
+        return Err(failed(
+            "none of its lines is a JSON object; write one object to a line (`jq -c .`, or `jq -c '.[]'` of an array)"
+                .to_owned(),
+        ));
     }
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let mut maker = Maker {
@@ -437,14 +440,16 @@ impl Maker<'_> {
                 return Err(refuse("missing_field", why));
             }
         };
-        let id = match values.get("segment_id").or_else(|| values.get("id")) {
+        // An `id` of another type is no name, as for `manifest.read`: UUIDs of a database, objects.
+        let id = values.get("id").filter(|id| id.is_string() || id.is_number());
+        let id = match values.get("segment_id").or(id) {
             Some(Value::String(id)) if !id.is_empty() => id.clone(),
             Some(Value::Number(id)) => id.to_string(),
             None | Some(Value::Null | Value::String(_)) => match path_of_file_url(&file) {
                 Some(path) => id_of(&path.to_string_lossy(), start),
                 None => id_of(&file, start),
             },
-            Some(_) => return Err(refuse("bad_type", "segment_id")),
+            Some(_) => return Err(refuse("bad_type", "segment_id is neither text nor a number")),
         };
         let name = safe_components(&id, "").filter(|parts| parts.iter().all(|part| part.len() <= LONGEST_NAME));
         let name = name.ok_or_else(|| refuse("unsafe_name", format!("{} is no name for a transcript", shown(&id))))?;

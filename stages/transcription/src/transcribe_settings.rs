@@ -73,7 +73,7 @@ pub const MAX_DURATION: f64 = 43_200.0;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TranscribeSettings {
-    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis or Opus, the audio of MP4, QuickTime, Matroska and WebM,
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, Ogg with Vorbis, Opus or FLAC, the audio of MP4, QuickTime, Matroska and WebM,
     /// detected by content): files, folders (all their files with an extension of audio), patterns with
     /// `*`, `?`, and `**` for folders, and manifests (`.jsonl`, `.json`, `.parquet`, or of such content).
     pub input: Vec<String>,

@@ -292,10 +292,15 @@ fn rows_of_a_manifest_get_what_their_parts_get_alone() {
     let paths: ArrayRef = Arc::new(BinaryArray::from_vec(vec![b"talks/long.wav"]));
     write_rows(
         "binary.parquet",
-        &RecordBatch::try_from_iter([("audio_path", paths)]).unwrap(),
+        &RecordBatch::try_from_iter([("audio_path", Arc::clone(&paths))]).unwrap(),
     );
     let output = run(manifest("binary.parquet"));
     assert_eq!(output.reasons("binary/line 1"), [(None, "bad_type")]);
+    // An id of 16 bytes, as databases write UUIDs, is no name.
+    let file: ArrayRef = Arc::new(StringArray::from(vec!["talks/long.wav"]));
+    let batch = RecordBatch::try_from_iter([("audio_path", file), ("id", paths)]);
+    write_rows("uuid.parquet", &batch.unwrap());
+    assert!(!segments(&run(manifest("uuid.parquet")), "uuid/talks/long").is_empty());
 
     // Other values make another partition; a manifest without rows is a mistake.
     write(

@@ -2,7 +2,7 @@
 
     pip install av numpy soundfile && python make.py
 
-It calls ffmpeg for Vorbis in MP4.
+It calls ffmpeg for Vorbis in MP4 and FLAC in Ogg.
 """
 import subprocess
 
@@ -53,3 +53,4 @@ for name, subtype in [("tone.ogg", "VORBIS"), ("tone.opus", "OPUS")]:
     soundfile.write(name, tone, RATE, format="OGG", subtype=subtype)
 
 subprocess.run(["ffmpeg", "-y", "-i", "tone.ogg", "-c:a", "libvorbis", "tone.vorbis.mp4"], check=True)
+subprocess.run(["ffmpeg", "-y", "-bitexact", "-i", "tone.caf", "-c:a", "flac", "-bitexact", "tone.oga"], check=True)

@@ -61,7 +61,7 @@ use crate::silero::SAMPLE_RATE;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiarizeSettings {
-    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis or Opus, Matroska, WebM, detected by
+    /// Recordings (FLAC, WAV, AIFF, CAF, MP3, MP4, QuickTime, Ogg with Vorbis, Opus or FLAC, Matroska, WebM, detected by
     /// content): files, folders (all their files with an extension of audio), and patterns with `*`, `?`, and
     /// `**` for folders.
     pub input: Vec<String>,
