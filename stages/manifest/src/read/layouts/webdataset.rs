@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::decode::read_range;
 use flow_audio::tar::{self, Listing, Member};
-use flow_audio::webdataset::sample::{LONGEST_TEXT, Sample, group};
-use flow_runtime::{Partition, StageError};
+use flow_kind::{Partition, StageError};
+use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
 use serde_json::{Map, Value};
 
 use super::super::ReadSettings;
