@@ -11,7 +11,7 @@ use flow_kind::event::Event;
 use flow_kind::registry::{Registry, kind};
 use flow_kind::{Artifact, Digest, Kind, Partition, ROW, Reject};
 use flow_runtime::harness::{Harness, Output};
-use flow_runtime::spec::{Overrides, Pipeline, load, yaml};
+use flow_spec::{Overrides, Pipeline, load, yaml};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::columns::MANIFEST_COLUMNS;

@@ -135,6 +135,7 @@ fn trainer(trace: &Value, dtype: DType) -> Trainer {
             spec_augment: false,
             dither: false,
             dropout: false,
+            row_losses: false,
         },
     );
     Trainer::new(model, config.0, config.1, None).expect("a trainer")

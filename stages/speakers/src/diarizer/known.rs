@@ -196,8 +196,10 @@ mod tests {
             let voices = voices.iter().map(|(name, voice)| ((*name).to_owned(), voice.to_vec()));
             KnownSpeakers::new(voices.collect(), 0.5)
         };
-        let bad: [&[(&str, &[f32])]; 6] = [
+        let bad: [&[(&str, &[f32])]; 8] = [
             &[("", &[1.0])],
+            &[("Ann\u{1b}[2J", &[1.0])],
+            &[("Ann\nBo", &[1.0])],
             &[("SPEAKER_01", &[1.0])],
             &[("Ann", &[1.0]), ("Ann", &[2.0])],
             &[("Ann", &[1.0]), ("Bo", &[2.0, 1.0])],
@@ -207,6 +209,7 @@ mod tests {
         for voices in bad {
             let error = of(voices).unwrap_err().to_string();
             assert!(error.contains(&format!("{:?}", voices[voices.len() - 1].0)), "{error}");
+            assert!(!error.contains(char::is_control), "{error:?}");
         }
         assert!(KnownSpeakers::new(Vec::new(), f64::NAN).is_err());
         let mut found = diarized(&[[1.0, 0.0]]);
