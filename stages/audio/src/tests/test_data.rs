@@ -62,7 +62,7 @@ pub fn member_of(corpus: &Path, lang: &str, shard: &str, name: &str) -> Vec<u8> 
 
 /// A recording of tests/data, which make.py there makes.
 pub fn tone(name: &str) -> Vec<u8> {
-    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data")).join(name);
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../audio/tests/data")).join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
