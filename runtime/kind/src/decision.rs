@@ -37,7 +37,7 @@ pub struct GroupRows {
     /// By row: its place among the key rows of the partition, ascending.
     pub places: Vec<u32>,
     /// Decisions that follow from the partition alone, about other rows, with the columns of
-    /// [`decision_schema`](flow_kind::Global::decision_schema).
+    /// [`decision_schema`](crate::Global::decision_schema).
     pub decisions: Option<RecordBatch>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A kind is declared in one file: a settings struct (its doc comments become the reference page and the
 //! JSON schema), a [`Shape`] computed from settings and input schemas, and a [`Body`]. The runtime calls
-//! the body on timely's workers; a test calls the same body through [`crate::harness`] without timely.
+//! the body on timely's workers; a test calls the same body through `flow_runtime::harness` without timely.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

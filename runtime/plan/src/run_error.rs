@@ -224,7 +224,7 @@ impl RunError {
 }
 
 /// The help for a full disk, where only the text of an error is known, which ends with the system's error number as
-/// [`std::io::Error`] writes it. Where the error itself is known, [`flow_base::full_disk()`] names the folder.
+/// [`std::io::Error`] writes it. Where the error itself is known, [`flow_base::full_disk::full_disk`] names the folder.
 fn disk_full(message: &str) -> Option<String> {
     // ENOSPC and, on Linux, EDQUOT.
     let is_full = [28, 122]

@@ -10,7 +10,7 @@ use super::yaml::{Mapping, Part, Steps};
 use flow_base::partition::Partition;
 
 /// One entry of `tests`. Its form was checked; whether there are such stages and columns is known once the pipeline is
-/// checked with the test's parameters (see [`crate::pipeline_test`]).
+/// checked with the test's parameters (see `flow_runtime::pipeline_test`).
 #[derive(Clone, Debug)]
 pub struct TestCase {
     pub name: String,
