@@ -78,7 +78,7 @@ enum Part {
 
 /// A file, as it is written.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table with `language` and `cardinals`")]
 struct File {
     language: String,
     cardinals: Forms,
@@ -188,7 +188,9 @@ impl NumberWords {
 
     fn parse(text: &str) -> Result<Self, String> {
         flow_yaml_guard::check(text).map_err(|error| error.to_string())?;
-        let file: File = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        // The error quotes what is there in place of a table.
+        let wrong = |error: serde_yaml::Error| error.to_string().chars().take(LONGEST).collect::<String>();
+        let file: File = serde_yaml::from_str(text).map_err(wrong)?;
         if !is_language(&file.language) {
             return Err("`language` is no code of a language, such as `fr`".to_owned());
         }

@@ -98,8 +98,9 @@ impl Tables {
             let known = known.join(", ");
             let why = match &request.languages[..] {
                 [language] => format!("there is no table of `{language}`; there are tables of {known}"),
+                [] => format!("it needs a `language`; there are tables of {known}"),
                 languages => format!(
-                    "it needs one `language`, and {} are named; there are tables of {known}",
+                    "it needs one `language`, not {}; there are tables of {known}",
                     languages.len()
                 ),
             };
@@ -583,8 +584,9 @@ mod tests {
             )
         );
         let (field, why) = of(&request("de,en", NumberStyle::Keep, FillerUse::Drop)).unwrap_err();
-        assert_eq!((field, why.contains("2 are named")), ("fillers", true));
-        assert!(of(&request("", NumberStyle::Words, FillerUse::Keep)).is_err());
+        assert_eq!((field, why.contains("one `language`, not 2")), ("fillers", true));
+        let (field, why) = of(&request("", NumberStyle::Words, FillerUse::Keep)).unwrap_err();
+        assert_eq!((field, why.contains("needs a `language`")), ("numbers", true));
         // The usual style holds where there is a table.
         let silent = |languages: &[&str]| DecodingRequest {
             languages: languages.iter().map(|&code| code.to_owned()).collect(),

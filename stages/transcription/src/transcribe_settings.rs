@@ -16,6 +16,7 @@ use crate::coverage::{CoverageMode, CoverageSettings, SuspectUse};
 use crate::decoding_request::DecodingRequest;
 use crate::language_prior::{WEIGHT, parse_languages};
 use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
+use crate::number_words::NumberWords;
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
 use crate::text_style::{FillerUse, NumberStyle, Tables, TextStyle};
@@ -386,7 +387,15 @@ impl TranscribeSettings {
         if !self.has_text_style() {
             return Ok(TextStyle::default());
         }
-        let tables = Tables::with_files(self.text_table()).map_err(|why| StageError::setting("text_table", why))?;
+        let wrong = |why| StageError::setting("text_table", why);
+        if let (Some(file), [language]) = (self.text_table(), &self.languages[..]) {
+            let table = NumberWords::read(file).map_err(wrong)?;
+            if !table.is_of(language) {
+                let (file, of) = (file.display(), table.language);
+                return Err(wrong(format!("{file} is a table of `{of}`, not of `{language}`")));
+            }
+        }
+        let tables = Tables::with_files(self.text_table()).map_err(wrong)?;
         let request = DecodingRequest {
             numbers: Some(self.numbers),
             fillers: Some(self.fillers),

@@ -490,6 +490,16 @@ fn numbers_and_fillers_are_in_the_style_that_is_asked_for() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("table.yaml") && error.contains("cardinals"), "{error}");
+    let refused = |text: &str| {
+        std::fs::write(&table, text).unwrap();
+        let error = Harness::<Transcribe>::new(styled.clone()).run().unwrap_err();
+        error.to_string()
+    };
+    let error = refused("language: en\ncardinals: {0: zero}\n");
+    assert!(error.contains("is a table of `en`, not of `hi`"), "{error}");
+    // What is no table is not quoted whole.
+    let error = refused(&"no table ".repeat(1000));
+    assert!(error.contains("table.yaml") && error.len() < 500, "{error}");
     for languages in [&["fr"][..], &[], &["en", "de"]] {
         let wrong = TranscribeSettings {
             languages: languages.iter().map(|&code| code.to_owned()).collect(),

@@ -62,6 +62,9 @@ impl SettingsError {
     }
 }
 
+/// The most characters of the reason why a file cannot be read.
+const LONGEST_REASON: usize = 300;
+
 /// Address, access control and limits of the service. Times are seconds, sizes bytes.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -267,7 +270,8 @@ impl ServeSettings {
             } else {
                 format!("`{path}`: ")
             };
-            wrong(place, error.inner().to_string())
+            // It quotes a value of another type, which may be the whole file.
+            wrong(place, error.inner().to_string().chars().take(LONGEST_REASON).collect())
         })?;
         // A file that is empty, or holds comments alone, is one without settings.
         let mut settings = read.unwrap_or_default();
@@ -359,9 +363,15 @@ mod tests {
             ("[", "serve.yaml"),
             ("- a\n", "serve.yaml"),
             (&"[".repeat(100_000), "128 deep"),
+            (&"no settings ".repeat(1000), "serve.yaml"),
+            (
+                &format!("http:\n  max_upload: {}\n", "many ".repeat(1000)),
+                "`http.max_upload`",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(place) && error.contains("serve.yaml"), "{text}: {error}");
+            assert!(error.len() < 1000, "{error}");
         }
         let absent = ServeSettings::read(Path::new("/nowhere/serve.yaml")).unwrap_err();
         assert!(absent.to_string().starts_with("/nowhere/serve.yaml: "), "{absent}");
