@@ -24,6 +24,8 @@ const EBML: u64 = 0x1a45_dfa3;
 const SEGMENT: u64 = 0x1853_8067;
 const CLUSTER: u64 = 0x1f43_b675;
 const CHAPTERS: u64 = 0x1043_a770;
+/// The identifier of no element, as long as that of chapters.
+const UNKNOWN: [u8; 4] = [0x10, 0x43, 0xa7, 0x7f];
 const TRACKS: u64 = 0x1654_ae6b;
 
 /// Where the last chunk of a CAF of this size ends. libsndfile fills up the odd ones, and the reader takes what is left for a chunk
@@ -289,12 +291,10 @@ impl Matroska {
             None => AudioTracks::default(),
         };
         source.rewind()?;
-        let without_chapters = WithoutChapters {
-            source,
-            at: 0,
-            chapters,
-        };
-        let source = Box::new(without_chapters.take(most));
+        // Its reader refuses chapters without an `EditionUID`, which need not be there and which ffmpeg does not write.
+        let patches = chapters.map(|at| (at, UNKNOWN)).into_iter().collect();
+        let patched = Patched { source, at: 0, patches };
+        let source = Box::new(patched.take(most));
         Ok(Matroska { source, end, tracks })
     }
 }
@@ -327,27 +327,6 @@ fn before_packets(matroska: &mut dyn MediaSource, begin: u64, wanted: u64) -> io
         }
     }
     Ok(None)
-}
-
-/// A file whose chapters have the identifier of an unknown element: its reader refuses chapters without an `EditionUID`, which
-/// need not be there and which ffmpeg does not write.
-struct WithoutChapters {
-    source: Box<dyn MediaSource>,
-    at: u64,
-    chapters: Option<u64>,
-}
-
-impl Read for WithoutChapters {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.source.read(buffer)?;
-        // The last byte of the identifier.
-        let place = self.chapters.and_then(|chapters| (chapters + 3).checked_sub(self.at));
-        if let Some(byte) = place.and_then(|place| buffer[..read].get_mut(usize::try_from(place).ok()?)) {
-            *byte = 0x7f;
-        }
-        self.at += read as u64;
-        Ok(read)
-    }
 }
 
 impl SegmentEnd {

@@ -1,40 +1,34 @@
 //! Datasets of Hugging Face: Parquet files that hold the recordings, and README.md, as the library `datasets` loads them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod card;
+mod recordings;
+mod refused;
+
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, StructArray, UInt32Array,
-};
+use arrow::array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray, UInt32Array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use flow_audio::AudioError;
-use flow_audio::decode::{SAMPLE_RATE, read_file, read_range};
-use flow_audio::embedded;
-use flow_audio::flac::{Samples, StreamInfo};
-use flow_audio::flac_encode;
-use flow_audio::format::recognise;
-use flow_audio::part::{TOLERANCE_SECONDS, decode_rows, stated_seconds};
-use flow_audio::recording_reader::{Channels, RecordingReader};
+use flow_audio::decode::SAMPLE_RATE;
 use flow_kind::event::{Event, Events};
-use flow_kind::reject::of_rows;
-use flow_kind::{
-    Artifact, ExportFile, ExportSet, Input, Inputs, Partition, Reject, RejectClass, StageError, UNREADABLE,
-};
+use flow_kind::{Artifact, ExportFile, ExportSet, Input, Inputs, Partition, StageError};
 use flow_storage::is_url;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use rayon::prelude::*;
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use self::card::dataset_card;
+use self::recordings::{Audio, RecordingPlaces, RowPlace, audio_of_rows, refusal};
+use self::refused::Refused;
 use crate::columns::{self, MANIFEST_COLUMNS};
-use crate::place_columns::prefixed;
 use crate::statistics::{Durations, Figures, Languages};
-use crate::write::{AudioOfRows, REJECTS, WriteSettings, parts_of, rejects_schema};
+use crate::write::{WriteSettings, parts_of};
 
 /// Columns of a dataset, after `audio`, that every row has.
 const COLUMNS: [&str; 6] = ["text", "duration", "lang", "segment_id", "shard_id", "source"];
@@ -45,8 +39,6 @@ const PLACES: [(&str, DataType); 4] = [
     ("offset", DataType::Int64),
     ("size", DataType::Int64),
 ];
-/// The language of rows whose language is not known.
-const UNDETERMINED: &str = "und";
 
 /// How much goes together.
 #[derive(Clone, Copy)]
@@ -522,426 +514,6 @@ fn standing_files(folder: &Path, split: &str) -> Vec<String> {
     let prefix = format!("{split}-");
     let ours = names.filter(|name| name.starts_with(&prefix) && name.ends_with(".parquet"));
     ours.map(|name| format!("data/{name}")).collect()
-}
-
-/// The name that a recording has in the dataset: nothing is read by it.
-fn file_name(id: &str, bytes: &[u8]) -> String {
-    let plain = |c: char| if c.is_control() || "/\\:".contains(c) { '_' } else { c };
-    let stem: String = id.chars().map(plain).collect();
-    match recognise(bytes) {
-        Ok(format) => format!("{stem}.{}", format.as_str()),
-        Err(_) => stem,
-    }
-}
-
-/// Where the recordings of a batch are.
-struct RecordingPlaces<'b> {
-    paths: Option<&'b StringArray>,
-    starts: Option<&'b Float64Array>,
-    ranges: Option<[&'b Int64Array; 2]>,
-    tars: &'b StringArray,
-    shards: &'b str,
-}
-
-/// Where the recording of a row is.
-struct RowPlace {
-    path: PathBuf,
-    /// Offset and size in bytes.
-    range: Option<(u64, u64)>,
-    /// Where the row begins in it, in seconds.
-    start: Option<f64>,
-}
-
-impl<'b> RecordingPlaces<'b> {
-    fn of(batch: &'b RecordBatch, shards: &'b str) -> Result<Self, StageError> {
-        let has = |name: &str| batch.column_by_name(name).is_some();
-        let ranges = match has("offset") && has("size") {
-            true => Some([columns::whole(batch, "offset")?, columns::whole(batch, "size")?]),
-            false => None,
-        };
-        Ok(RecordingPlaces {
-            paths: has("audio_path")
-                .then(|| columns::text(batch, "audio_path"))
-                .transpose()?,
-            starts: has("start").then(|| columns::number(batch, "start")).transpose()?,
-            ranges,
-            tars: columns::text(batch, "tar_path")?,
-            shards,
-        })
-    }
-
-    fn of_row(&self, row: usize) -> Result<RowPlace, String> {
-        let range = match self.ranges {
-            Some([offsets, sizes]) if offsets.is_valid(row) && sizes.is_valid(row) => {
-                let range = (u64::try_from(offsets.value(row)), u64::try_from(sizes.value(row)));
-                match range {
-                    (Ok(offset), Ok(size)) => Some((offset, size)),
-                    _ => return Err("`offset` or `size` is negative".into()),
-                }
-            }
-            _ => None,
-        };
-        let named = self
-            .paths
-            .filter(|paths| paths.is_valid(row) && !paths.value(row).is_empty());
-        let path = match named {
-            Some(paths) => paths.value(row).into(),
-            None if range.is_some() && self.tars.is_valid(row) && !self.tars.value(row).is_empty() => {
-                prefixed(self.tars.value(row), self.shards).into()
-            }
-            None => return Err("the row has neither `audio_path` nor a place in `tar_path`".into()),
-        };
-        let start = self
-            .starts
-            .filter(|starts| starts.is_valid(row))
-            .map(|starts| starts.value(row));
-        Ok(RowPlace { path, range, start })
-    }
-}
-
-impl RowPlace {
-    fn is_of_same_recording(&self, other: &RowPlace) -> bool {
-        (&self.path, self.range) == (&other.path, other.range)
-    }
-
-    /// Whether the row is all of the recording. Where its header does not say how long it is, a row without `start` is.
-    fn is_whole(&self, seconds: f64) -> Result<bool, AudioError> {
-        if self.start.is_some_and(|start| start != 0.0) {
-            return Ok(false);
-        }
-        let length = match stated_seconds(&self.path, self.range) {
-            Some(length) => Some(length),
-            None => RecordingReader::open(&self.path, self.range, Channels::Mix)?.stated_seconds(),
-        };
-        Ok(length.map_or(self.start.is_none(), |length| {
-            (length - seconds).abs() <= TOLERANCE_SECONDS
-        }))
-    }
-
-    /// The absolute path of its file, where that holds this recording alone and is on this machine.
-    fn own_file(&self) -> Option<String> {
-        if self.range.is_some() || is_url(&self.path) || embedded::parse(&self.path).is_some() {
-            return None;
-        }
-        Some(std::path::absolute(&self.path).ok()?.to_str()?.to_owned())
-    }
-
-    fn stored_bytes(&self) -> Result<Vec<u8>, AudioError> {
-        let size = match self.range {
-            Some((_, size)) => Some(size),
-            None => std::fs::metadata(&self.path).ok().map(|metadata| metadata.len()),
-        };
-        if let Some(size) = size.filter(|size| i32::try_from(*size).is_err()) {
-            let why = format!("{size} bytes; a row of a dataset has less than 2 GiB");
-            return Err(AudioError::Decode(why));
-        }
-        match self.range {
-            Some((offset, size)) => read_range(&self.path, offset, size),
-            None => read_file(&self.path),
-        }
-    }
-}
-
-/// The recording of a row, as a dataset has it.
-enum Audio {
-    Bytes(Vec<u8>),
-    /// An absolute path, where its file stays.
-    File(String),
-}
-
-impl Audio {
-    fn bytes(&self) -> Option<&[u8]> {
-        match self {
-            Audio::Bytes(bytes) => Some(bytes),
-            Audio::File(_) => None,
-        }
-    }
-
-    fn len(&self) -> usize {
-        self.bytes().map_or(0, <[u8]>::len)
-    }
-
-    /// The path in the dataset of the row called `id`. Nothing is read by that of bytes.
-    fn name(&self, id: &str) -> String {
-        match self {
-            Audio::Bytes(bytes) => file_name(id, bytes),
-            Audio::File(path) => path.clone(),
-        }
-    }
-}
-
-/// The recordings of several rows of one recording. Of a row that is the whole recording: its path, if `mode` says so and it is
-/// a file of its own, else its bytes as they are stored. Of other rows: FLAC of their samples at 16 kHz, 16 bits wide. `seconds` are
-/// the durations of the rows.
-fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRows) -> Vec<Result<Audio, AudioError>> {
-    let mut parts = Vec::new();
-    let stored = |row: &RowPlace| match row.own_file().filter(|_| mode == AudioOfRows::Path) {
-        Some(path) => Ok(Audio::File(path)),
-        None => row.stored_bytes().map(Audio::Bytes),
-    };
-    let whole: Vec<Option<Result<Audio, AudioError>>> = (rows.iter().zip(seconds))
-        .map(|(row, seconds)| match row.is_whole(*seconds) {
-            Ok(true) => Some(stored(row)),
-            Ok(false) => {
-                parts.push((row.start.unwrap_or(0.0), *seconds));
-                None
-            }
-            Err(error) => Some(Err(error)),
-        })
-        .collect();
-    let Some(first) = rows.first().filter(|_| !parts.is_empty()) else {
-        return whole.into_iter().flatten().collect();
-    };
-    let mut cut = decode_rows(&first.path, first.range, &parts, f64::INFINITY).into_iter();
-    let mut next = || {
-        let signal = cut
-            .next()
-            .unwrap_or_else(|| Err(AudioError::Decode("no samples".into())))?;
-        flac_of(&signal).map(Audio::Bytes)
-    };
-    let audio = |whole: Option<_>| whole.unwrap_or_else(&mut next);
-    whole.into_iter().map(audio).collect()
-}
-
-/// The reason and detail of the reject for a recording that cannot be read. Other errors are those of this process.
-fn refusal(error: AudioError) -> Result<(&'static str, String), AudioError> {
-    let reason = match &error {
-        AudioError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => "missing_audio",
-        error if error.is_unreadable() => UNREADABLE,
-        AudioError::Decode(_)
-        | AudioError::Unsupported(_)
-        | AudioError::SampleRate(_)
-        | AudioError::TooLong { .. }
-        | AudioError::TooLarge { .. }
-        | AudioError::PastEnd { .. } => "decode_error",
-        _ => return Err(error),
-    };
-    Ok((reason, error.to_string()))
-}
-
-/// Rows whose recordings cannot be read: a file that is made when the first one comes.
-struct Refused<'s> {
-    stage: &'s str,
-    file: Option<(ArrowWriter<ExportFile>, PathBuf)>,
-    by_reason: BTreeMap<&'static str, u64>,
-}
-
-impl<'s> Refused<'s> {
-    fn of(stage: &'s str) -> Refused<'s> {
-        Refused {
-            stage,
-            file: None,
-            by_reason: BTreeMap::new(),
-        }
-    }
-
-    fn add(
-        &mut self,
-        batch: &RecordBatch,
-        row: usize,
-        partition: &Partition,
-        (reason, detail): (&'static str, &str),
-        set: &mut ExportSet,
-    ) -> Result<(), StageError> {
-        let mut rejects = Vec::new();
-        of_rows(
-            batch,
-            "segment_id",
-            &[row],
-            reason,
-            RejectClass::Fault,
-            detail,
-            |reject| {
-                rejects.push(reject);
-            },
-        )?;
-        if self.file.is_none() {
-            let file = set.create(REJECTS)?;
-            let path = file.path().to_path_buf();
-            let writer = ArrowWriter::try_new(file, rejects_schema(), None);
-            self.file = Some((writer.map_err(|error| failed_to_write(&path, &error))?, path));
-        }
-        if let Some((writer, path)) = &mut self.file {
-            let rows = reject_rows(&rejects, partition, self.stage)?;
-            writer.write(&rows).map_err(|error| failed_to_write(path, &error))?;
-        }
-        *self.by_reason.entry(reason).or_default() += 1;
-        Ok(())
-    }
-
-    /// Ends the file, and gives what to say of `rows`, of which these were refused; nothing where none was.
-    fn finish(self, rows: u64, settings: &WriteSettings, set: &mut ExportSet) -> Result<Option<String>, StageError> {
-        let Some((writer, path)) = self.file else {
-            return Ok(None);
-        };
-        let file = writer.into_inner().map_err(|error| failed_to_write(&path, &error))?;
-        file.close();
-        let refused: u64 = self.by_reason.values().sum();
-        let reasons: Vec<String> = self
-            .by_reason
-            .iter()
-            .map(|(reason, rows)| format!("{rows} {reason}"))
-            .collect();
-        let told = format!(
-            "the recordings of {refused} of {rows} rows cannot be read: {}",
-            reasons.join(", ")
-        );
-        if refused as f64 > rows as f64 * settings.max_unreadable {
-            return Err(StageError::refused(
-                told,
-                "look whether all recordings are there (a disk that is not mounted?); `max_unreadable` is the share that may be missing",
-            ));
-        }
-        if refused == rows && !settings.allow_empty {
-            set.guard_empty(told.clone());
-        }
-        Ok(Some(format!("{told}; {REJECTS} of the dataset lists them")))
-    }
-}
-
-/// Rejects of a partition as `rejects.parquet` has them.
-fn reject_rows(rejects: &[Reject], partition: &Partition, stage: &str) -> Result<RecordBatch, StageError> {
-    let text = |value: &dyn Fn(&Reject) -> String| -> ArrayRef {
-        Arc::new(StringArray::from_iter_values(rejects.iter().map(value)))
-    };
-    let rows: UInt32Array = rejects.iter().map(|reject| reject.row).collect();
-    let ids: StringArray = rejects.iter().map(|reject| reject.id.as_deref()).collect();
-    let columns = vec![
-        text(&|_| partition.to_string()),
-        Arc::new(rows),
-        Arc::new(ids),
-        text(&|_| stage.to_owned()),
-        text(&|reject| reject.reason.clone()),
-        text(&|reject| reject.class.as_str().to_owned()),
-        text(&|reject| reject.detail.clone()),
-        text(&|reject| reject.values.clone()),
-    ];
-    Ok(RecordBatch::try_new(rejects_schema(), columns)?)
-}
-
-fn flac_of(signal: &[f32]) -> Result<Vec<u8>, AudioError> {
-    // Samples are left-justified, and have as many steps below zero as 16 bits have.
-    let sample = |value: &f32| (f64::from(*value) * 32_768.0).round().clamp(-32_768.0, 32_767.0) as i32;
-    let samples = Samples {
-        info: StreamInfo {
-            sample_rate: SAMPLE_RATE,
-            channels: 1,
-            bits: 16,
-            total_frames: signal.len() as u64,
-            md5: [0; 16],
-        },
-        interleaved: signal.iter().map(|value| sample(value) << 16).collect(),
-    };
-    flac_encode::encode(&samples).ok_or_else(|| AudioError::Decode("the row has no samples".into()))
-}
-
-/// README.md of a dataset: what the hub and `datasets` read of it, and a table for people.
-fn dataset_card(settings: &WriteSettings, splits: &[WrittenSplit]) -> Result<String, StageError> {
-    let languages: BTreeSet<&String> = splits.iter().flat_map(|split| split.figures.languages.keys()).collect();
-    let known: Vec<&&String> = languages.iter().filter(|language| **language != UNDETERMINED).collect();
-    // JSON is YAML, and with its quotes `no` is a language to every reader.
-    let language = match known.is_empty() {
-        true => String::new(),
-        false => format!("language: {}\n", json!(known)),
-    };
-    let feature = |field: &Arc<Field>| Feature {
-        name: field.name().clone(),
-        dtype: match dtype_of(field.data_type()) {
-            Some(dtype) => json!(dtype),
-            None => json!({ "audio": { "sampling_rate": SAMPLE_RATE } }),
-        },
-    };
-    let features = splits
-        .first()
-        .map_or(Vec::new(), |split| split.schema.fields().iter().map(feature).collect());
-    let header = Header {
-        license: Some(settings.license.clone()).filter(|license| !license.is_empty()),
-        task_categories: ["automatic-speech-recognition"],
-        configs: [Config {
-            config_name: "default",
-            data_files: splits
-                .iter()
-                .map(|split| DataFiles {
-                    split: split.name,
-                    path: format!("data/{}-*", split.name),
-                })
-                .collect(),
-        }],
-        dataset_info: Info {
-            features,
-            splits: splits
-                .iter()
-                .map(|split| SplitInfo {
-                    name: split.name,
-                    num_bytes: split.bytes,
-                    num_examples: split.rows,
-                })
-                .collect(),
-            download_size: splits.iter().map(|split| split.file_bytes).sum(),
-            dataset_size: splits.iter().map(|split| split.bytes).sum(),
-        },
-    };
-    let header = serde_yaml::to_string(&header).map_err(StageError::failed)?;
-    let mut card = format!("---\n{language}{header}---\n\n| split | language | rows | hours |\n|---|---|---|---|\n");
-    for split in splits {
-        for (language, figures) in &split.figures.languages {
-            let language = language.replace('|', "\\|");
-            card += &format!(
-                "| {} | {language} | {} | {:.2} |\n",
-                split.name, figures.rows, figures.hours
-            );
-        }
-    }
-    card += match settings.audio_of_rows {
-        AudioOfRows::Embed => "\n`audio` holds each recording as it was stored",
-        AudioOfRows::Path => {
-            "\n`audio` has the path of each recording on the machine that wrote the dataset, and holds what is within a larger file"
-        }
-    };
-    card += "; a part of a longer recording is FLAC of 16 kHz. `duration` is in seconds.\n";
-    Ok(card)
-}
-
-#[derive(Serialize)]
-struct Header {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    license: Option<String>,
-    task_categories: [&'static str; 1],
-    configs: [Config; 1],
-    dataset_info: Info,
-}
-
-#[derive(Serialize)]
-struct Config {
-    config_name: &'static str,
-    data_files: Vec<DataFiles>,
-}
-
-#[derive(Serialize)]
-struct DataFiles {
-    split: &'static str,
-    path: String,
-}
-
-#[derive(Serialize)]
-struct Info {
-    features: Vec<Feature>,
-    splits: Vec<SplitInfo>,
-    download_size: u64,
-    dataset_size: u64,
-}
-
-#[derive(Serialize)]
-struct Feature {
-    name: String,
-    dtype: Value,
-}
-
-#[derive(Serialize)]
-struct SplitInfo {
-    name: &'static str,
-    num_bytes: u64,
-    num_examples: u64,
 }
 
 #[cfg(test)]

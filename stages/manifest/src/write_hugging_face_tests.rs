@@ -9,6 +9,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
 use crate::read::{Read, ReadSettings};
+use crate::write::REJECTS;
 use crate::write::Write;
 
 fn layout(name: &str) -> PathBuf {

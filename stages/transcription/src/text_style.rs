@@ -67,11 +67,31 @@ impl Tables {
             }
             own.push(Arc::new(table));
         }
+        Ok(Tables::with(own))
+    }
+
+    /// With that of a file, which is to be of this language.
+    ///
+    /// # Errors
+    /// If it is no table, or of another language: with its path.
+    pub fn with_file_for(file: &Path, language: &str) -> Result<Self, String> {
+        let table = NumberWords::read(file)?;
+        match table.is_of(language) {
+            true => Ok(Tables::with(vec![Arc::new(table)])),
+            false => Err(format!(
+                "{} is a table of `{}`, not of `{language}`",
+                file.display(),
+                table.language
+            )),
+        }
+    }
+
+    fn with(mut own: Vec<Arc<NumberWords>>) -> Self {
         let bundled = NumberWords::bundled().iter();
         let others = bundled.filter(|table| !own.iter().any(|known| known.is_of(&table.language)));
         let others: Vec<_> = others.cloned().collect();
         own.extend(others);
-        Ok(Tables(own))
+        Tables(own)
     }
 
     /// The style that a request asks for. What it does not say is that of `usual`, as far as there is a table of its language.

@@ -16,7 +16,6 @@ use crate::coverage::{CoverageMode, CoverageSettings, SuspectUse};
 use crate::decoding_request::DecodingRequest;
 use crate::language_prior::{WEIGHT, parse_languages};
 use crate::long_audio::{ChunkSettings, FullSettings, LongAudio, WindowMethod};
-use crate::number_words::NumberWords;
 use crate::recognizer::{RecognitionSettings, VoiceActivity};
 use crate::segments::SegmentRules;
 use crate::text_style::{FillerUse, NumberStyle, Tables, TextStyle};
@@ -387,15 +386,12 @@ impl TranscribeSettings {
         if !self.has_text_style() {
             return Ok(TextStyle::default());
         }
-        let wrong = |why| StageError::setting("text_table", why);
-        if let (Some(file), [language]) = (self.text_table(), &self.languages[..]) {
-            let table = NumberWords::read(file).map_err(wrong)?;
-            if !table.is_of(language) {
-                let (file, of) = (file.display(), table.language);
-                return Err(wrong(format!("{file} is a table of `{of}`, not of `{language}`")));
-            }
-        }
-        let tables = Tables::with_files(self.text_table()).map_err(wrong)?;
+        // Of several languages or none a style is refused.
+        let tables = match (self.text_table(), &self.languages[..]) {
+            (Some(file), [language]) => Tables::with_file_for(file, language),
+            _ => Ok(Tables::default()),
+        };
+        let tables = tables.map_err(|why| StageError::setting("text_table", why))?;
         let request = DecodingRequest {
             numbers: Some(self.numbers),
             fillers: Some(self.fillers),

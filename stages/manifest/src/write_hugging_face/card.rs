@@ -1,0 +1,123 @@
+//! README.md of a dataset.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::datatypes::Field;
+use flow_audio::decode::SAMPLE_RATE;
+use flow_kind::StageError;
+use flow_text::language_tag::UNDETERMINED;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{WrittenSplit, dtype_of};
+use crate::write::{AudioOfRows, WriteSettings};
+
+/// What the hub and `datasets` read of it, and a table for people.
+pub(super) fn dataset_card(settings: &WriteSettings, splits: &[WrittenSplit]) -> Result<String, StageError> {
+    let languages: BTreeSet<&String> = splits.iter().flat_map(|split| split.figures.languages.keys()).collect();
+    let known: Vec<&&String> = languages.iter().filter(|language| **language != UNDETERMINED).collect();
+    // JSON is YAML, and with its quotes `no` is a language to every reader.
+    let language = match known.is_empty() {
+        true => String::new(),
+        false => format!("language: {}\n", json!(known)),
+    };
+    let feature = |field: &Arc<Field>| Feature {
+        name: field.name().clone(),
+        dtype: match dtype_of(field.data_type()) {
+            Some(dtype) => json!(dtype),
+            None => json!({ "audio": { "sampling_rate": SAMPLE_RATE } }),
+        },
+    };
+    let features = splits
+        .first()
+        .map_or(Vec::new(), |split| split.schema.fields().iter().map(feature).collect());
+    let header = Header {
+        license: Some(settings.license.clone()).filter(|license| !license.is_empty()),
+        task_categories: ["automatic-speech-recognition"],
+        configs: [Config {
+            config_name: "default",
+            data_files: splits
+                .iter()
+                .map(|split| DataFiles {
+                    split: split.name,
+                    path: format!("data/{}-*", split.name),
+                })
+                .collect(),
+        }],
+        dataset_info: Info {
+            features,
+            splits: splits
+                .iter()
+                .map(|split| SplitInfo {
+                    name: split.name,
+                    num_bytes: split.bytes,
+                    num_examples: split.rows,
+                })
+                .collect(),
+            download_size: splits.iter().map(|split| split.file_bytes).sum(),
+            dataset_size: splits.iter().map(|split| split.bytes).sum(),
+        },
+    };
+    let header = serde_yaml::to_string(&header).map_err(StageError::failed)?;
+    let mut card = format!("---\n{language}{header}---\n\n| split | language | rows | hours |\n|---|---|---|---|\n");
+    for split in splits {
+        for (language, figures) in &split.figures.languages {
+            let language = language.replace('|', "\\|");
+            card += &format!(
+                "| {} | {language} | {} | {:.2} |\n",
+                split.name, figures.rows, figures.hours
+            );
+        }
+    }
+    card += match settings.audio_of_rows {
+        AudioOfRows::Embed => "\n`audio` holds each recording as it was stored",
+        AudioOfRows::Path => {
+            "\n`audio` has the path of each recording on the machine that wrote the dataset, and holds what is within a larger file"
+        }
+    };
+    card += "; a part of a longer recording is FLAC of 16 kHz. `duration` is in seconds.\n";
+    Ok(card)
+}
+
+#[derive(Serialize)]
+struct Header {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    license: Option<String>,
+    task_categories: [&'static str; 1],
+    configs: [Config; 1],
+    dataset_info: Info,
+}
+
+#[derive(Serialize)]
+struct Config {
+    config_name: &'static str,
+    data_files: Vec<DataFiles>,
+}
+
+#[derive(Serialize)]
+struct DataFiles {
+    split: &'static str,
+    path: String,
+}
+
+#[derive(Serialize)]
+struct Info {
+    features: Vec<Feature>,
+    splits: Vec<SplitInfo>,
+    download_size: u64,
+    dataset_size: u64,
+}
+
+#[derive(Serialize)]
+struct Feature {
+    name: String,
+    dtype: Value,
+}
+
+#[derive(Serialize)]
+struct SplitInfo {
+    name: &'static str,
+    num_bytes: u64,
+    num_examples: u64,
+}
