@@ -21,7 +21,7 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use rayon::prelude::*;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
 use self::card::dataset_card;
 use self::recordings::{Audio, RecordingPlaces, RowPlace, audio_of_rows, refusal};

@@ -6,6 +6,7 @@ use arrow::datatypes::{Float64Type, Int64Type};
 use flow_audio::part::decode_row;
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::Value;
 
 use super::*;
 use crate::read::{Read, ReadSettings};
