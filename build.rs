@@ -8,12 +8,14 @@ use std::process::Command;
 
 /// What the program is made of, beside the crates below `runtime/` and `stages/`. Where one of these changes it is compiled again
 /// in any case, and only then is the commit asked for again.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 12] = [
     "build.rs",
     "Cargo.toml",
     "Cargo.lock",
     "src",
+    "inspect/src",
     "runtime/src",
+    "ui/src",
     "configs",
     "pipelines",
     "tests/data/corpus/mini",

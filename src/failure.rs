@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use flow_base::escape::escape_lines;
+use flow_inspect::InspectError;
 use flow_kind::StageError;
 use flow_processes::JoinError;
 use flow_runtime::run::RunError;
@@ -85,6 +86,16 @@ pub struct CheckedForErrors(pub Arc<Checked>);
 impl std::fmt::Debug for CheckedForErrors {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0.pipeline.name)
+    }
+}
+
+impl From<InspectError> for Failure {
+    fn from(error: InspectError) -> Failure {
+        match error {
+            InspectError::Store(error) => Failure::Store(error),
+            InspectError::NotFound { message, help } => Failure::usage(message, help),
+            InspectError::Unreadable(message) => Failure::Unreadable { message, help: None },
+        }
     }
 }
 

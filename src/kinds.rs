@@ -2,9 +2,6 @@
 
 use flow_kind::registry::{AnyKind, kind};
 
-/// The column that names a segment of speech, in the rows of all kinds: rejects have it, and `flow lineage` finds rows by it.
-pub const ID_COLUMN: &str = "segment_id";
-
 /// All stage kinds that `flow` comes with.
 pub fn all() -> Vec<Box<dyn AnyKind>> {
     vec![

@@ -14,20 +14,13 @@ mod arguments;
 mod bundle;
 mod commands;
 mod failure;
-#[cfg_attr(not(feature = "service"), allow(dead_code, reason = "the pages use more of it"))]
-mod frozen;
 mod hook;
 pub mod kinds;
 mod launch;
-mod report;
-mod run_progress;
 mod screen;
 mod secret_file;
-mod table;
 #[cfg(test)]
 mod tests;
-#[cfg(feature = "service")]
-mod ui;
 mod usual_names;
 mod visible;
 
@@ -85,7 +78,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
 
 fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {
     let registry = Registry::new(kinds).map_err(|error| Failure::Bug(error.to_string()))?;
-    let registry = registry.with_id_column(kinds::ID_COLUMN);
+    let registry = registry.with_id_column(flow_inspect::ID_COLUMN);
     // What programs read keeps its bytes.
     let is_for_programs = match &arguments.command {
         Command::Plan(arguments) => arguments.json,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::recording_reader::Channels;
 use flow_audio::samples::OnDamage;
+use flow_inspect::table::plural;
 use flow_kernels::device::DeviceChoice;
 use flow_kind::open_regular_file;
 use flow_model::Weights;
@@ -20,7 +21,6 @@ use super::fetch::{local_model, tell};
 use super::recordings::carried;
 use crate::arguments::AlignArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::plural;
 
 /// Most bytes of a text: some 500 hours of speech.
 const MOST_BYTES: u64 = 64 << 20;

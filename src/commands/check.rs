@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::Path;
 
 use flow_hub::HubReference;
+use flow_inspect::table::plural;
 use flow_kind::StageError;
 use flow_kind::registry::Registry;
 use flow_runtime::Options;
@@ -17,7 +18,6 @@ use flow_storage::Location;
 use super::checked;
 use crate::arguments::CheckArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::plural;
 
 pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
@@ -26,7 +26,7 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
             let value = serde_json::to_string(&param.value).unwrap_or_default();
             vec![param.name.clone(), value, param.help.clone().unwrap_or_default()]
         });
-        for line in crate::table::lines(&lines.collect::<Vec<_>>()) {
+        for line in flow_inspect::table::lines(&lines.collect::<Vec<_>>()) {
             writeln!(out, "{line}")?;
         }
     }

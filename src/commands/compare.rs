@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use flow_base::event::Event;
+use flow_inspect::frozen::Frozen;
+use flow_inspect::past_run::PastRun;
+use flow_inspect::progress::stage_of;
+use flow_inspect::table::{duration, lines};
 use serde_json::Value;
 
-use super::past_run::{PastRun, opened_store};
+use super::past_run::opened_store;
 use crate::arguments::CompareArguments;
 use crate::failure::{Exit, Failure};
-use crate::frozen::Frozen;
-use crate::run_progress::stage_of;
-use crate::table::{duration, lines};
 
 /// Most characters of a value that is shown: lists may have thousands.
 const LONGEST: usize = 60;

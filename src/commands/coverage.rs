@@ -3,12 +3,12 @@
 use std::io::{self, Write};
 
 use flow_base::escape::escape_line;
+use flow_inspect::past_run::PastRun;
+use flow_inspect::table::plural;
 use flow_transcription::coverage::Hole;
 use serde_json::Value;
 
-use super::past_run::PastRun;
 use crate::failure::Failure;
-use crate::table::plural;
 
 /// Holes of a recording that are named, at most.
 const MOST_NAMED: usize = 5;

@@ -15,6 +15,7 @@ use std::io::{self, Write};
 
 use flow_base::escape::escape_line;
 use flow_evaluation::normalize::{Normalization, Normalizer};
+use flow_inspect::table::{count, lines, plural};
 use flow_speakers::error_rate::{Errors, Scoring, errors};
 use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};
@@ -24,7 +25,6 @@ use self::page::{PageData, check_page, write_page};
 use self::words::WordErrors;
 use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, NormalizationArguments, Normalize};
 use crate::failure::{Exit, Failure};
-use crate::table::{count, lines, plural};
 
 /// The parts of recordings that are scored, by their names.
 type Uem = BTreeMap<String, Vec<(f64, f64)>>;

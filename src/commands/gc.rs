@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::path::Path;
 
+use flow_inspect::table::{count, plural};
 use flow_store::{Access, Store};
 
 use crate::arguments::GcArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::{count, plural};
 
 pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let state = &arguments.state.state;

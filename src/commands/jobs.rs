@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use flow_inspect::table;
 use flow_kind::open_regular_file;
 use flow_store::write_atomically;
 use serde_json::Value;
@@ -11,7 +12,6 @@ use ureq::Agent;
 
 use crate::arguments::{JobsArguments, JobsCommand};
 use crate::failure::{Exit, Failure};
-use crate::table;
 
 /// Longest time for a request, the result of a long recording included.
 const TIMEOUT: Duration = Duration::from_secs(300);

@@ -3,13 +3,13 @@
 use std::io::Write;
 use std::path::Path;
 
+use flow_inspect::table;
 use flow_kind::registry::{AnyKind, Registry};
 use flow_store::write_atomically;
 
 use super::{kind_page, pipeline_schema};
 use crate::arguments::KindsArguments;
 use crate::failure::{Exit, Failure};
-use crate::table;
 
 pub fn kinds(arguments: &KindsArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     if let Some(folder) = &arguments.docs {

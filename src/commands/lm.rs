@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use flow_base::escape::escape_line;
+use flow_inspect::table::plural;
 use flow_manifest::read::texts::read_texts;
 use flow_model::checkpoint::OpenModel;
 use flow_model::fusion::{Corpus, write_witten_bell};
@@ -16,7 +17,6 @@ use flow_transcription::language_prior::LanguageCounts;
 use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{LmBuildArguments, LmCommand};
 use crate::failure::{Exit, Failure};
-use crate::table::plural;
 
 pub fn lm(command: &LmCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {

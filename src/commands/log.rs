@@ -2,13 +2,14 @@
 
 use std::io::Write;
 
-use super::past_run::PastRun;
+use flow_inspect::sentence::sentence;
+
+use super::past_run;
 use crate::arguments::LogArguments;
 use crate::failure::{Exit, Failure};
-use crate::screen::sentence::sentence;
 
 pub fn log(arguments: &LogArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    for (line, logged) in PastRun::find(&arguments.look)?.events()? {
+    for (line, logged) in past_run::find(&arguments.look)?.events()? {
         if arguments.json {
             writeln!(out, "{line}")?;
         } else {

@@ -25,7 +25,7 @@ pub use roofline::{card, micro_batch};
 use super::checked;
 use crate::arguments::MemoryArguments;
 use crate::failure::{Exit, Failure};
-use crate::table;
+use flow_inspect::table;
 
 /// Pieces of the vocabulary of parakeet-tdt-0.6b-v3.
 const HUB_VOCABULARY: usize = 8192;

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use flow_inspect::table;
 use flow_model::checkpoint::diff::{ModelDiff, diff};
 use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::{AttentionContext, CausalConfig};
@@ -15,7 +16,6 @@ use crate::arguments::{
     ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelFormat, ModelInfoArguments, NewPieces,
 };
 use crate::failure::{Exit, Failure};
-use crate::table;
 
 pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {

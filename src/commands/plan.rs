@@ -3,13 +3,13 @@
 use std::io::Write;
 
 use flow_base::escape::escape_line;
+use flow_inspect::table::{self, plural};
 use flow_kind::registry::Registry;
 use flow_plan::{Action, Plan, StagePlan};
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::{self, plural};
 
 pub fn plan(arguments: &PlanArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 
+use flow_inspect::past_run::PastRun;
+use flow_inspect::progress::stage_of;
 use flow_kind::Partition;
 use flow_spec::did_you_mean;
 use flow_store::{Record, RowValues, RunSnapshots, StageSnapshot};
 
-use super::past_run::PastRun;
-use super::rejects::stage_of;
+use super::past_run;
 use crate::arguments::{LookArguments, StateArguments, TestArguments};
 use crate::failure::{Exit, Failure};
 
@@ -20,7 +21,7 @@ const ROWS: usize = 5;
 type Recorded = BTreeMap<String, BTreeMap<Partition, Vec<RowValues>>>;
 
 pub fn record(arguments: &TestArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = PastRun::find(&LookArguments {
+    let run = past_run::find(&LookArguments {
         pipeline: Some(arguments.pipeline.pipeline.clone()),
         config: arguments.pipeline.config.clone(),
         set: arguments.pipeline.set.clone(),

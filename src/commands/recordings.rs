@@ -12,6 +12,8 @@ use flow_audio::format::recognise;
 use flow_audio::listing::{Recording, left_out};
 use flow_audio::recording_reader::Channels;
 use flow_base::escape::escape_line;
+use flow_inspect::past_run::PastRun;
+use flow_inspect::table::plural;
 use flow_kind::output_files::Notes;
 use flow_kind::registry::Registry;
 use flow_kind::{Digest, StageError, read_regular_file};
@@ -22,7 +24,7 @@ use flow_transcription::manifest_rows::is_manifest_by_content;
 use tempfile::TempDir;
 
 use super::coverage::{measured_in, summary, tell_short};
-use super::past_run::PastRun;
+use super::past_run;
 use super::{rejects, run};
 use crate::arguments::{
     LookArguments, PipelineArguments, ProcessArguments, Progress, RecordingsArguments, RunArguments,
@@ -30,7 +32,6 @@ use crate::arguments::{
 };
 use crate::bundle;
 use crate::failure::{Exit, Failure};
-use crate::table::plural;
 
 /// The name of standard input as a recording.
 const STDIN: &str = "-";
@@ -616,7 +617,7 @@ fn run_arguments(
 
 /// The last run of a pipeline in a state directory.
 fn last_run(pipeline: &str, state: &StateArguments) -> Result<PastRun, Failure> {
-    PastRun::find_planned(&LookArguments {
+    past_run::find_planned(&LookArguments {
         pipeline: Some(PathBuf::from(pipeline)),
         config: Vec::new(),
         set: Vec::new(),

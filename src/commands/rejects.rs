@@ -6,17 +6,19 @@ use std::path::Path;
 
 use flow_base::escape::escape_line;
 use flow_base::event::Event;
+use flow_inspect::past_run::PastRun;
+use flow_inspect::progress::stage_of;
+use flow_inspect::table;
 use flow_kind::RejectSet;
 use flow_plan::Plan;
 use flow_store::write_atomically_with;
 
-use super::past_run::PastRun;
+use super::past_run;
 use crate::arguments::RejectsArguments;
 use crate::failure::{Exit, Failure};
-use crate::table;
 
 pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = PastRun::find_planned(&arguments.look)?;
+    let run = past_run::find_planned(&arguments.look)?;
     let plan = run.plan()?;
     let stages: Vec<&str> = stage_names(&plan);
     if let Some(stage) = &arguments.stage
@@ -26,7 +28,7 @@ pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit
         return Err(Failure::usage(format!("run {} has no stage `{stage}`", run.id), help));
     }
     let set = of_run(&run, &plan, arguments.stage.as_deref())?;
-    run.announce();
+    past_run::announce(&run);
     if let Some(reason) = &arguments.reason {
         let counted = set.by_reason();
         let known: BTreeSet<&str> = counted
@@ -66,11 +68,6 @@ fn stage_names(plan: &Plan) -> Vec<&str> {
         }
     }
     names
-}
-
-/// The parts of a global stage (`dedup:apply`) belong to the stage.
-pub(super) fn stage_of(part: &str) -> &str {
-    part.split(':').next().unwrap_or(part)
 }
 
 /// The rejects of the stages that a run used.

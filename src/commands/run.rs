@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use arrow::datatypes::Field;
 use flow_base::event::{Event, Events};
+use flow_inspect::report::Report;
 use flow_kind::Digest;
 use flow_kind::registry::Registry;
 use flow_processes::{End, Join, JoinMessage, Processes, join};
@@ -21,7 +22,6 @@ use crate::arguments::{COMMIT, RunArguments};
 use crate::failure::{Exit, Failure};
 use crate::hook;
 use crate::launch::{self, Launch};
-use crate::report::Report;
 use crate::screen::{self, Screen};
 use crate::secret_file;
 

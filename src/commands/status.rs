@@ -4,17 +4,17 @@ use std::io::Write;
 
 use flow_base::escape::escape_line;
 use flow_base::event::{Event, StageFailure};
+use flow_inspect::progress::{RunProgress, stage_of};
+use flow_inspect::sentence::sentence;
+use flow_inspect::table;
 use flow_store::Store;
 
-use super::past_run::PastRun;
+use super::past_run;
 use crate::arguments::LookArguments;
 use crate::failure::{Exit, Failure};
-use crate::run_progress::{RunProgress, stage_of};
-use crate::screen::sentence::sentence;
-use crate::table;
 
 pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = PastRun::find(arguments)?;
+    let run = past_run::find(arguments)?;
     let holder = Store::holder(&arguments.state.state);
     let mut ended = None;
     let mut progress = RunProgress::default();

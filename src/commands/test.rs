@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use flow_inspect::table::{self, plural};
 use flow_kind::registry::Registry;
 use flow_runtime::pipeline_test::{PreparedTest, TestOutcome, prepare};
 use flow_spec::{Diagnostics, TestCase};
@@ -9,7 +10,6 @@ use flow_spec::{Diagnostics, TestCase};
 use super::{overrides, pipeline_file, record};
 use crate::arguments::TestArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::{self, plural};
 
 pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     if !arguments.record.is_empty() {

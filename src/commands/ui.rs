@@ -16,7 +16,7 @@ use super::fetch::tell;
 use super::serve::{fetch_models, named_model, serve_failure};
 use crate::arguments::{UiArguments, VERSION};
 use crate::failure::{Exit, Failure};
-use crate::ui::{Settings, server, site};
+use flow_ui::{Settings, server, site};
 
 const USUAL_PORT: u16 = 8001;
 

@@ -8,9 +8,9 @@ use flow_base::escape::escape_line;
 use flow_base::event::Event;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::figures;
-use super::sentence::sentence;
-use crate::table::count;
+use flow_inspect::figures;
+use flow_inspect::sentence::sentence;
+use flow_inspect::table::count;
 
 #[derive(Clone, Default)]
 pub struct Bars {

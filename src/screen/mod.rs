@@ -1,19 +1,18 @@
 //! Progress of a run on standard error.
 
 mod bars;
-pub mod figures;
-pub mod sentence;
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{SecondsFormat, Utc};
 use flow_base::event::{Event, Events};
+use flow_inspect::figures;
+use flow_inspect::sentence::Plain;
 use flow_spec::Style;
 
 use crate::arguments::Progress;
 use bars::Bars;
-use sentence::Plain;
 
 /// How errors are drawn: with a picture on a terminal, with colours unless `NO_COLOR` is set.
 pub fn style() -> Style {

@@ -4,12 +4,12 @@ use std::io::Write;
 use std::time::Duration;
 
 use flow_base::escape::escape_line;
+use flow_inspect::table::{count, plural};
 use flow_manifest::read::ReadSettings;
 use flow_manifest::read::sample::ManifestSample;
 use flow_spec::Checked;
 
 use crate::failure::Failure;
-use crate::table::{count, plural};
 
 /// Texts with their languages.
 pub type Texts = Vec<(String, String)>;

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use flow_base::escape::escape_line;
 use flow_evaluation::text_style::TextStyle;
+use flow_inspect::table::count;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_spec::Checked;
@@ -16,7 +17,6 @@ use flow_training::start_report::{BaseRecipe, WordsAndTokens, many_tokens};
 
 use super::manifests::Texts;
 use crate::failure::Failure;
-use crate::table::count;
 
 /// Letters that a line names.
 const LETTERS: usize = 10;

@@ -8,6 +8,7 @@ use flow_base::escape::escape_line;
 use flow_evaluation::bootstrap::{Clusters, Difference, Intervals, RATES, Ratio, Resampling, ratios};
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, UtteranceScore, score_with};
+use flow_inspect::table::{count, lines, plural};
 use flow_text::language_tag::split_tag;
 use serde_json::{Value, json};
 
@@ -17,7 +18,6 @@ use super::texts::pairs::{Pair, paired};
 use super::texts::{check_columns, cluster, columns, edits, language, named, rate};
 use crate::arguments::{CompareFormat, EvaluateCompareArguments};
 use crate::failure::{Exit, Failure};
-use crate::table::{count, lines, plural};
 
 /// The rates, as JSON and as titles of tables.
 const NAMES: [(&str, &str); RATES] = [

@@ -7,6 +7,7 @@ use flow_base::escape::escape_line;
 use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
+use flow_inspect::table::plural;
 use flow_store::write_atomically;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
@@ -17,7 +18,6 @@ use super::files::{files_below, read};
 use super::normalizer;
 use crate::arguments::EvaluateConfidenceArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::plural;
 
 /// Confidences of words with whether these are right.
 type Scored = Vec<(f64, bool)>;

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 
 use flow_base::escape::escape_line;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore, score_with};
+use flow_inspect::table::{count, lines};
 use flow_text::language_tag::tag_of;
 use flow_text::language_tag::usual_language;
 use serde_json::{Value, json};
@@ -18,7 +19,6 @@ use self::pairs::{Pair, paired};
 use super::{normalizer, percent};
 use crate::arguments::{DrawArguments, EvaluateTextsArguments};
 use crate::failure::{Exit, Failure};
-use crate::table::{count, lines};
 
 /// Names that a line lists.
 const NAMED: usize = 5;

@@ -8,6 +8,7 @@ use flow_base::escape::escape_line;
 use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
+use flow_inspect::table::{count, lines};
 use flow_speakers::stages::recording_name;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
@@ -19,7 +20,6 @@ use super::texts::forms::words_of_ctm;
 use super::texts::named;
 use crate::arguments::EvaluateTimesArguments;
 use crate::failure::{Exit, Failure};
-use crate::table::{count, lines};
 
 /// Endings of files that have times of words.
 const ENDINGS: &[&str] = &["ctm", "json"];

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use flow_inspect::table;
 use flow_kernels::device::free_memory;
 use flow_kind::available_memory;
 use flow_model::ModelConfig;
@@ -12,7 +13,6 @@ use flow_training::resolved_settings::ResolvedSettings;
 
 use crate::arguments::MemoryArguments;
 use crate::failure::{Exit, Failure};
-use crate::table;
 
 pub fn write(
     out: &mut dyn Write,

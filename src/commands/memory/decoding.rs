@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::path::Path;
 
+use flow_inspect::table;
 use flow_kernels::device::DeviceChoice;
 use flow_kind::{available_memory, open_regular_file};
 use flow_model::checkpoint::{OpenModel, base_and_adapter};
@@ -14,7 +15,6 @@ use super::verdict;
 use crate::arguments::{DecodingMemoryArguments, MemoryArguments};
 use crate::commands::fetch::local_model;
 use crate::failure::{Exit, Failure};
-use crate::table;
 
 /// Seconds of a batch, and of its longest window: those of the service.
 const BATCH_SECONDS: f64 = 120.0;

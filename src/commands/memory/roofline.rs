@@ -8,7 +8,7 @@ use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::roofline::{Arithmetic, Bound, CARDS, Card, Part, Work, parameter_counts, parts};
 use flow_training::settings::Precision;
 
-use crate::table;
+use flow_inspect::table;
 
 /// A card by its name.
 pub fn card(text: &str) -> Result<&'static Card, String> {

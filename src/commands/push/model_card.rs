@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use flow_hub::HubReference;
+use flow_inspect::frozen::Frozen;
 use flow_store::{Access, Store};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::frozen::Frozen;
 
 /// The set of the report whose figures are shown.
 const SET: &str = "validation";

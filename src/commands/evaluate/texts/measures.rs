@@ -8,6 +8,7 @@ use flow_evaluation::bootstrap::{Clusters, RATES, Resampling, ratios};
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore};
 use flow_evaluation::word_groups::{TrainingCounts, WordFigures, WordMeasure, WordTally};
+use flow_inspect::table::{count, lines};
 use flow_manifest::read::texts::read_texts;
 use flow_text::language_tag::tag_of;
 use flow_text::language_tag::usual_language;
@@ -18,7 +19,6 @@ use super::pairs::Pair;
 use super::{cluster, edits, figures, rate};
 use crate::arguments::EvaluateTextsArguments;
 use crate::failure::Failure;
-use crate::table::{count, lines};
 
 /// The groups of words that the arguments ask for.
 pub fn word_measure(arguments: &EvaluateTextsArguments, normalizer: &Normalizer) -> Result<WordMeasure, Failure> {

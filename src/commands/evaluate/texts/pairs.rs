@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 
 use flow_evaluation::utterance::Utterance;
+use flow_inspect::table::plural;
 
 use super::forms::{Content, Form, Row};
 use crate::failure::Failure;
-use crate::table::plural;
 
 /// An utterance on both sides.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,7 +4,7 @@ use flow_base::event::{Event, StageFailure, StageOutcome};
 use flow_base::reject::ReasonCount;
 use flow_store::add_up;
 
-use crate::screen::figures;
+use crate::figures;
 
 /// The stages of a run, in the order in which they began.
 #[derive(Default)]

@@ -2,9 +2,9 @@
 
 use maud::{Markup, html};
 
-use crate::commands::graph::Node;
-use crate::commands::graph::drawing::{fitted, path};
-use crate::commands::graph::layout::{HEIGHT, WIDTH, layout};
+use flow_inspect::graph::Node;
+use flow_inspect::graph::drawing::{fitted, path};
+use flow_inspect::graph::layout::{HEIGHT, WIDTH, layout};
 
 /// Most stages of a drawing.
 const MAX_NODES: usize = 400;
@@ -54,7 +54,7 @@ fn short(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frozen::Frozen;
+    use flow_inspect::frozen::Frozen;
 
     #[test]
     fn the_frozen_pipeline_is_drawn() {

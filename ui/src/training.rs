@@ -10,6 +10,7 @@ use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use flow_evaluation::chart::{self, Points};
 use flow_evaluation::page::percent;
+use flow_inspect::frozen::Frozen;
 use maud::{Markup, html};
 use serde_json::Value;
 
@@ -20,7 +21,6 @@ use super::run_summary::{summary, titled};
 use super::state_directory::store;
 use super::tables::{Pairs, TableRef};
 use super::{App, PageError, Shared, answer};
-use crate::frozen::Frozen;
 
 /// Runs in which trainings are looked for, and trainings that are drawn at once.
 const RUNS: usize = 50;

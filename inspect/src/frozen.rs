@@ -5,7 +5,7 @@ use std::path::Path;
 use flow_kind::Role;
 use flow_spec::yaml::{self, Value};
 
-use crate::commands::graph::Node;
+use crate::graph::Node;
 
 /// The largest frozen pipeline that is read.
 const MAX_SPEC: u64 = 16 << 20;

@@ -8,7 +8,7 @@ use flow_base::event::{Event, StageFailure};
 use flow_base::reject::ReasonCount;
 use flow_kind::RejectClass;
 
-use super::figures;
+use crate::figures;
 use crate::table::{count, plural};
 
 /// One event as one line, whatever names and messages are in it.

@@ -44,8 +44,8 @@ use flow_store::{Store, StoreError};
 use tokio::sync::Semaphore;
 use tower::{ServiceExt, service_fn};
 
-use crate::failure::Failure;
 use access::Access;
+use flow_inspect::InspectError;
 use follower::Follower;
 use run_summary::RunSummary;
 use tables::{Pairs, Table, TableRef};
@@ -119,8 +119,8 @@ impl PageError {
     }
 }
 
-impl From<Failure> for PageError {
-    fn from(error: Failure) -> Self {
+impl From<InspectError> for PageError {
+    fn from(error: InspectError) -> Self {
         PageError::unreadable(error)
     }
 }

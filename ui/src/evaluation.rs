@@ -11,6 +11,8 @@ use flow_evaluation::alignment::{Edit, align};
 use flow_evaluation::page::percent;
 use flow_evaluation::set_section::compared;
 use flow_evaluation::wer::words;
+use flow_inspect::frozen::Frozen;
+use flow_inspect::table::{count, duration, plural};
 use flow_manifest::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
 use flow_text::language_tag::split_tag;
 use maud::{Markup, html};
@@ -24,8 +26,6 @@ use super::sound::Place;
 use super::state_directory::{store, when};
 use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
 use super::{App, PageError, Shared, answer};
-use crate::frozen::Frozen;
-use crate::table::{count, duration, plural};
 
 /// The kind of stage whose rows are transcripts of an evaluation.
 const KIND: &str = "evaluation.decode";

@@ -11,6 +11,10 @@ use axum::response::sse::{Event as ServerSentEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use flow_base::event::{Event, StageOutcome};
 use flow_evaluation::page::percent;
+use flow_inspect::frozen::Frozen;
+use flow_inspect::progress::StageProgress;
+use flow_inspect::sentence::sentence;
+use flow_inspect::table::{count, duration, plural};
 use flow_spec::SwitchedOff;
 use flow_store::Store;
 use maud::{Markup, html};
@@ -22,10 +26,6 @@ use super::run_summary::{SHOWN, summary};
 use super::state_directory::{follower, store, when};
 use super::tables::{RunPort, TableRef, ports_of_run};
 use super::{App, PageError, Shared, answer, evaluation};
-use crate::frozen::Frozen;
-use crate::run_progress::StageProgress;
-use crate::screen::sentence::sentence;
-use crate::table::{count, duration, plural};
 
 /// For looking up figures of the runs of the list, which are known from then on.
 const LIST_TIME: Duration = Duration::from_millis(1500);

@@ -13,8 +13,8 @@ use flow_store::{Store, StoreError, path_in_set, write_atomically};
 use maud::{Markup, PreEscaped, html};
 use serde_json::{Value, json};
 
-use crate::run_progress::RunProgress;
-use crate::screen::sentence::failure;
+use crate::progress::RunProgress;
+use crate::sentence::failure;
 use crate::table::{count, duration};
 
 /// Name of the page in the run's folder.

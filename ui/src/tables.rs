@@ -7,16 +7,16 @@ use std::sync::PoisonError;
 use arrow::array::RecordBatch;
 use axum::extract::State;
 use axum::response::Response;
+use flow_inspect::frozen::Frozen;
+use flow_inspect::past_run::PastRun;
+use flow_inspect::progress::stage_of;
+use flow_inspect::table::plural;
 use flow_manifest::browse::{RowSet, texts};
 use maud::{Markup, html};
 
 use super::layout::{Section, address, page};
 use super::state_directory::{follower, store};
 use super::{App, PageError, Shared, answer};
-use crate::commands::past_run::PastRun;
-use crate::frozen::Frozen;
-use crate::run_progress::stage_of;
-use crate::table::plural;
 
 /// Runs whose rows the page of tables lists.
 const RUNS: usize = 5;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use axum::extract::{Query, State};
 use axum::response::Response;
 use flow_evaluation::chart;
+use flow_inspect::lineage;
+use flow_inspect::table::count;
 use flow_manifest::browse::{Group, PlacedRow, RowQuery, texts};
 use maud::{Markup, html};
 
@@ -14,8 +16,6 @@ use super::layout::{Section, page, said};
 use super::sound::Place;
 use super::tables::{Pairs, TableRef, open, past_run, row_of, value, value_of};
 use super::{PageError, Shared, answer, corrections};
-use crate::commands::lineage;
-use crate::table::count;
 
 /// Timeout of a query over all rows.
 pub const TIME_LIMIT: Duration = Duration::from_secs(15);

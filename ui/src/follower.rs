@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use flow_base::event::Event;
 use flow_spec::SwitchedOff;
 
-use crate::run_progress::{RunProgress, stage_of};
-use crate::screen::figures;
-use crate::screen::sentence::sentence;
+use flow_inspect::figures;
+use flow_inspect::progress::{RunProgress, stage_of};
+use flow_inspect::sentence::sentence;
 
 /// The longest event; longer ones are skipped.
 const MAX_LINE: usize = 8 << 20;

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use flow_audio::RecordingReader;
 use flow_audio::decode::read_range;
 use flow_audio::recording_reader::Channels;
+use flow_inspect::table::{duration, plural};
 use flow_service::page::{CAPTURE, TRANSCRIBE_SCRIPT, TRANSCRIPT, TRANSCRIPT_SCRIPT};
 use flow_transcription::Transcript;
 use maud::{Markup, PreEscaped, html};
@@ -22,7 +23,6 @@ use super::sound::wanted_range;
 use super::state_directory::when;
 use super::tables::{Pairs, value_of};
 use super::{App, PageError, Shared, answer};
-use crate::table::{duration, plural};
 
 /// Transcripts that are listed, those of a page, and how deep folders are looked through.
 const LISTED: usize = 100_000;
