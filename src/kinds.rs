@@ -6,7 +6,7 @@ use flow_kind::registry::{AnyKind, kind};
 pub fn all() -> Vec<Box<dyn AnyKind>> {
     vec![
         kind::<flow_manifest::scan::Scan>(),
-        kind::<flow_manifest::read::Read>(),
+        kind::<flow_layouts::read::Read>(),
         kind::<flow_manifest::table::Table>(),
         kind::<flow_manifest::sql::Sql>(),
         kind::<flow_manifest::correct::MatchCorrections>(),

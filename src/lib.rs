@@ -13,6 +13,7 @@
 mod arguments;
 mod bundle;
 mod commands;
+mod developer_log;
 mod failure;
 mod hook;
 pub mod kinds;
@@ -51,6 +52,7 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
     };
     // A bug has a separate exit code, so that scripts can distinguish it from a failed stage.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
+        developer_log::begin()?;
         let mut out = std::io::BufWriter::new(std::io::stdout().lock());
         let exit = execute(arguments, kinds, &mut out)?;
         out.flush()?;

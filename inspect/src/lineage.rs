@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use flow_base::escape::escape_line;
+use flow_corpus::{ManifestLine, ReadSettings};
 use flow_kind::{Partition, Reject};
-use flow_manifest::read::{ManifestLine, ReadSettings};
 use flow_plan::Plan;
 use flow_spec::{nearest, yaml};
 use flow_store::{Record, StageSnapshot};
@@ -216,7 +216,7 @@ fn searches(text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, Inspect
         // Other files of a stage may be gone by now.
         let mut failed = None;
         for settings in readers.iter().chain([&plain]) {
-            match settings.line(Path::new(file), number) {
+            match flow_layouts::line_of(settings, Path::new(file), number) {
                 Ok(Some(line)) => return Ok(vec![everywhere(Wanted::Line(line))]),
                 Ok(None) => {}
                 Err(error) => failed = failed.or(Some(error)),

@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::Path;
 
 use flow_base::escape::escape_line;
+use flow_corpus::texts::read_texts;
 use flow_inspect::table::plural;
-use flow_manifest::read::texts::read_texts;
 use flow_model::checkpoint::OpenModel;
 use flow_model::fusion::{Corpus, write_witten_bell};
 use flow_model::tokenizer::Tokenizer;

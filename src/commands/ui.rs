@@ -8,6 +8,7 @@ use flow_runtime::run::is_ignored;
 use flow_service::http::{ServeSettings, Service};
 use flow_storage::is_url;
 use flow_store::Store;
+use flow_ui::{Settings, server, site};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::oneshot;
@@ -16,7 +17,6 @@ use super::fetch::tell;
 use super::serve::{fetch_models, named_model, serve_failure};
 use crate::arguments::{UiArguments, VERSION};
 use crate::failure::{Exit, Failure};
-use flow_ui::{Settings, server, site};
 
 const USUAL_PORT: u16 = 8001;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::binary::{Workplace, expect_code, program, read_rejects, stderr};
 
 fn layouts() -> String {
-    format!("{}/stages/manifest/tests/data/layouts", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/stages/layouts/tests/data/layouts", env!("CARGO_MANIFEST_DIR"))
 }
 
 fn lines(place: &Workplace) -> Vec<Value> {

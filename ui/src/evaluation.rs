@@ -3,18 +3,19 @@
 
 use std::collections::HashMap;
 
-use arrow::datatypes::Schema;
-use axum::extract::{Query, State};
-use axum::http::Uri;
-use axum::response::Response;
 use flow_evaluation::alignment::{Edit, align};
 use flow_evaluation::page::percent;
 use flow_evaluation::set_section::compared;
 use flow_evaluation::wer::words;
 use flow_inspect::frozen::Frozen;
 use flow_inspect::table::{count, duration, plural};
-use flow_manifest::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
 use flow_text::language_tag::split_tag;
+
+use crate::browse::{Filter, Group, PlacedRow, RowQuery, Test, Total};
+use arrow::datatypes::Schema;
+use axum::extract::{Query, State};
+use axum::http::Uri;
+use axum::response::Response;
 use maud::{Markup, html};
 
 use super::differences::{Settings, differences, on_one_line};

@@ -1,8 +1,8 @@
 //! Filters, order and position of a page of rows in the query of a URL: `f.COLUMN=VALUE` (is), `c.COLUMN=TEXT`
 //! (contains), `min.COLUMN=NUMBER`, `max.COLUMN=NUMBER`, `null.COLUMN=1`, `sort=COLUMN`, `desc=1`, `page=NUMBER`.
 
+use crate::browse::{Filter, Test};
 use arrow::datatypes::{DataType, Schema};
-use flow_manifest::browse::{Filter, Test};
 
 use super::PageError;
 use super::tables::{Pairs, value_of};

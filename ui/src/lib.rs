@@ -4,6 +4,7 @@
 //! URLs never contain file paths: they name runs, stages, ports and positions of rows.
 
 mod access;
+mod browse;
 mod corrections;
 mod dag;
 mod differences;

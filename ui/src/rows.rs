@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use axum::extract::{Query, State};
-use axum::response::Response;
 use flow_evaluation::chart;
 use flow_inspect::lineage;
 use flow_inspect::table::count;
-use flow_manifest::browse::{Group, PlacedRow, RowQuery, texts};
+
+use crate::browse::{Group, PlacedRow, RowQuery, texts};
+use axum::extract::{Query, State};
+use axum::response::Response;
 use maud::{Markup, html};
 
 use super::filters::{Columns, LAST_PAGE, PAGE_ROWS, View};

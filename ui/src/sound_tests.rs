@@ -1,7 +1,7 @@
+use crate::browse::RowSet;
 use arrow::array::{ArrayRef, BinaryArray, Float64Array, StringArray};
 use arrow::record_batch::RecordBatch;
 use axum::http::HeaderValue;
-use flow_manifest::browse::RowSet;
 
 use super::*;
 

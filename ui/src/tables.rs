@@ -4,14 +4,15 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::PoisonError;
 
-use arrow::array::RecordBatch;
-use axum::extract::State;
-use axum::response::Response;
 use flow_inspect::frozen::Frozen;
 use flow_inspect::past_run::PastRun;
 use flow_inspect::progress::stage_of;
 use flow_inspect::table::plural;
-use flow_manifest::browse::{RowSet, texts};
+
+use crate::browse::{RowSet, texts};
+use arrow::array::RecordBatch;
+use axum::extract::State;
+use axum::response::Response;
 use maud::{Markup, html};
 
 use super::layout::{Section, address, page};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::state::PlanState;
 use flow_base::partition::Partition;
@@ -14,6 +15,7 @@ impl PlanState {
     /// The plan: decides over all regions with the present state. Reused partitions are only counted unless
     /// `with_reused`: there may be millions.
     pub fn plan(&mut self, with_reused: bool) -> Result<Plan, RunError> {
+        let begun = Instant::now();
         self.read_records();
         self.keep_wanted_partitions()?;
         let mut stages: BTreeMap<usize, StagePlan> = BTreeMap::new();
@@ -32,6 +34,7 @@ impl PlanState {
                 }
             }
         }
+        tracing::debug!(regions = self.graph.regions.len(), elapsed = ?begun.elapsed(), "plan");
         Ok(Plan {
             version: PLAN_VERSION,
             pipeline: self.checked.pipeline.name.clone(),

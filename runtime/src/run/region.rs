@@ -1,6 +1,8 @@
 //! Runs one region: decides which partitions run, settles the nodes that are left out, and runs the others by the
 //! region's kind (dataflow, decide, log, export).
 
+use std::time::Instant;
+
 use super::counts::RunCounts;
 use super::node::note;
 use super::{Running, dataflow, export, global, log};
@@ -55,7 +57,9 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
         // An earlier stage of this run may have written records under the recipe of one of these.
         nodes.iter().for_each(|node| state.nodes[*node].records = None);
     }
+    let begun = Instant::now();
     let verdicts = state.decide(region)?;
+    tracing::debug!(region, elapsed = ?begun.elapsed(), "decided what runs");
     for &node in &nodes {
         if state.selection.selected[node] {
             continue;
@@ -85,12 +89,15 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
     if nodes.is_empty() {
         return Ok(snapshots.flush()?);
     }
+    let begun = Instant::now();
     match state.graph.regions[region].kind {
         RegionKind::Dataflow => dataflow::run(state, &nodes, verdicts, running, run_counts),
         RegionKind::Decide { node } => global::run(state, node, verdicts, running, run_counts),
         RegionKind::Export { node } => export::run(state, node, verdicts, &running.id, run_counts),
         RegionKind::Log { log } => log::run(state, &nodes, log, verdicts, running, run_counts),
     }?;
+    let stages = || nodes.iter().map(|node| state.graph.nodes[*node].name.as_str());
+    tracing::debug!(region, stages = ?stages().collect::<Vec<_>>(), elapsed = ?begun.elapsed(), "region");
     for node in incomplete {
         state.nodes[node].all_settled = false;
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -334,6 +335,7 @@ impl ArtifactWriter {
     /// As [`ArtifactWriter::commit`], together with records whose data another process has placed ([`ArtifactWriter::place`]).
     /// Theirs come last among those that are returned.
     pub fn commit_with(&self, group: Vec<Pending>, placed: &[Arc<Record>]) -> Result<Vec<Arc<Record>>, StoreError> {
+        let begun = Instant::now();
         let SharedWriter { files, folder, .. } = &*self.shared;
         let mut state = self.lock();
         let (mut result, mut fresh) = self.place_data(&state, group)?;
@@ -358,6 +360,13 @@ impl ArtifactWriter {
         if !fresh.is_empty() {
             self.write_group(&mut state, &fresh)?;
         }
+        tracing::debug!(
+            recipe = %folder.display(),
+            partitions = result.len(),
+            written = fresh.len(),
+            elapsed = ?begun.elapsed(),
+            "commit"
+        );
         for record in fresh {
             state.put(record);
         }

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use flow_base::escape::escape_line;
+use flow_corpus::ReadSettings;
 use flow_inspect::table::{count, plural};
-use flow_manifest::read::ReadSettings;
-use flow_manifest::read::sample::ManifestSample;
+use flow_layouts::sample::ManifestSample;
 use flow_spec::Checked;
 
 use crate::failure::Failure;
@@ -132,7 +132,7 @@ fn named(places: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use flow_manifest::read::sample::{Refused, RefusedRow};
+    use flow_corpus::kept_rows::{Refused, RefusedRow};
 
     use super::*;
 

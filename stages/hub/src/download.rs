@@ -120,7 +120,16 @@ impl Transfer<'_> {
             let now = remote_file.as_ref().unwrap_or(first);
             let outcome = self.request(target, have, first.size, now, progress)?;
             let server = now.server().to_owned();
+            let before = have;
             have = length(target)?;
+            tracing::debug!(
+                file = self.file,
+                server,
+                before,
+                have,
+                elapsed = ?begin.elapsed(),
+                "request"
+            );
             let error = match outcome {
                 Transferred::Cancelled => return Ok(false),
                 Transferred::End if first.size.is_none() => return Ok(true),

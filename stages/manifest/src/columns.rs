@@ -7,7 +7,7 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_kind::{Input, ROW, StageError};
 
-use crate::error::ManifestError;
+use flow_corpus::ManifestError;
 
 /// The columns of a manifest, in the order of its files.
 pub const MANIFEST_COLUMNS: [&str; 8] = [

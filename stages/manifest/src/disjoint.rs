@@ -12,11 +12,11 @@ use flow_kind::{
     ReadOnce, Shape, Source, SourcePartition, StageError,
 };
 use flow_text::language_tag::untagged;
+use flow_text::normalize::norm_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{ByKey, Key};
-use flow_text::normalize::norm_text;
 
 /// Rows that are named in the error.
 const EXAMPLES: usize = 3;

@@ -8,7 +8,7 @@ use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBa
 use flow_kind::Partition;
 use twox_hash::XxHash64;
 
-use crate::error::ManifestError;
+use flow_corpus::ManifestError;
 
 /// 128 bits: two texts have the same key only if they are the same text. See [`key_of`].
 pub type Key = [u8; 16];

@@ -10,7 +10,7 @@ use flow_kind::open_input_file;
 use flow_kind::yaml;
 use serde::{Deserialize, Serialize};
 
-use crate::error::ManifestError;
+use flow_corpus::ManifestError;
 
 const DEFAULT_TABLE: &str = include_str!("../../../configs/languages.yaml");
 

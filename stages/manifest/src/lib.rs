@@ -1,11 +1,10 @@
 //! Manifests: shards are scanned, their rows cleaned and corrected with SQL, deduplicated, split and
 //! written.
 //!
-//! The modules [`language`], [`names`], [`shard`], [`duplicates`] and [`validation`] are plain
-//! functions; [`scan`], [`mod@read`], [`table`], [`sql`], [`correct`], [`dedup`], [`split`],
+//! The modules [`language`], [`shard`], [`duplicates`] and [`validation`] are plain
+//! functions; [`scan`], [`table`], [`sql`], [`correct`], [`dedup`], [`split`],
 //! [`disjoint`] and [`mod@write`] are the stage kinds over them.
 
-pub mod browse;
 pub mod columns;
 pub mod correct;
 #[cfg(test)]
@@ -13,12 +12,9 @@ mod decision_tests;
 pub mod dedup;
 pub mod disjoint;
 pub mod duplicates;
-mod error;
-pub mod extra;
 pub mod identify;
 pub mod keys;
 pub mod language;
-pub mod names;
 mod own_thread;
 #[cfg(test)]
 #[path = "parity_tests.rs"]
@@ -26,7 +22,6 @@ mod parity;
 mod parquet_file;
 mod pieces;
 mod place_columns;
-pub mod read;
 pub mod scan;
 pub mod session;
 pub mod shard;
@@ -40,4 +35,4 @@ mod write_hugging_face;
 pub mod write_lines;
 mod write_parts;
 
-pub use error::ManifestError;
+pub use flow_corpus::ManifestError;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef};
+use flow_corpus::names::{strip_dot_slash, unsafe_name};
 use flow_kind::event::Event;
 use flow_kind::registry::{Registry, kind};
 use flow_kind::{Artifact, Digest, Kind, Partition, ROW, Reject};
@@ -17,7 +18,6 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::columns::MANIFEST_COLUMNS;
 use crate::dedup::Dedup;
 use crate::keys::partition_order;
-use crate::names::{strip_dot_slash, unsafe_name};
 use crate::pieces::Standing;
 use crate::scan::Scan;
 use crate::split::Split;

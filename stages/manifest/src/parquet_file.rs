@@ -16,6 +16,7 @@ use arrow::compute::BatchCoalescer;
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::Bytes;
 use crossbeam_channel::bounded;
+use flow_corpus::ManifestError;
 use flow_kind::{Digest, StageError};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{ArrowColumnWriter, ArrowLeafColumn, ArrowRowGroupWriterFactory, compute_leaves};
@@ -30,7 +31,6 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, TypePtr};
 use rayon::prelude::*;
 
-use crate::error::ManifestError;
 use crate::pieces::{Piece, Taken, inputs_of_piece};
 
 /// Rows to a row group, and rows that are handed to the encoder at a time: both fixed, so that the same rows

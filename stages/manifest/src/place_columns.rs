@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Schema};
+use flow_corpus::extra::EXTRA;
 use flow_kind::{Input, Partition, ROW, StageError};
 use flow_storage::is_url;
 
 use crate::columns::{self, MANIFEST_COLUMNS};
-use crate::extra::EXTRA;
 use crate::write_lines::Extracted;
 
 /// Columns by which rows of `manifest.read` say where their recordings are, beside those of a manifest, and their types.

@@ -11,13 +11,13 @@ use arrow::array::{Array, ArrayRef, AsArray, Float64Array, RecordBatch, StringAr
 use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::listing::is_of_program;
+use flow_corpus::ManifestError;
 use flow_kind::{ROW, UNREADABLE};
 use flow_parquet::ForeignParquet;
 use flow_storage::{Location, Storage, StorageError, folders_two_levels_below};
 use parquet::arrow::ProjectionMask;
 
 use crate::columns::constant;
-use crate::error::ManifestError;
 
 pub const METADATA: &str = "metadata.parquet";
 pub const AUDIO_INDEX: &str = "audio_index.parquet";

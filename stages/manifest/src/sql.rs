@@ -10,19 +10,19 @@ use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, StringArray, UInt
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_corpus::ManifestError;
 use flow_kind::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
 };
+use flow_text::normalize::{TextRules, TextSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns;
-use crate::error::ManifestError;
 use crate::language::Languages;
 use crate::own_thread::OwnThread;
 use crate::session::{Expression, Functions, Params, Query, Relation, Session, normal_expression, normal_query};
-use flow_text::normalize::{TextRules, TextSettings};
 
 /// Transforms rows with SQL, partition by partition.
 ///

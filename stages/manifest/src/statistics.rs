@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use arrow::array::{Array, RecordBatch};
+use flow_corpus::ManifestError;
 use flow_kind::StageError;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::columns;
-use crate::error::ManifestError;
 
 /// The file: by set, that is `master`, `train` and `val`.
 #[derive(Debug, Serialize)]

@@ -18,8 +18,8 @@ use flow_kind::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::error::ManifestError;
-use crate::read::quoting::Quoting;
+use flow_corpus::ManifestError;
+use flow_corpus::quoting::Quoting;
 
 /// The one partition.
 const ALL: &str = "all";

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_corpus::ManifestError;
 use flow_kind::ROW;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::error::ManifestError;
 use crate::keys::Key;
 
 /// What must not be divided between training and validation.

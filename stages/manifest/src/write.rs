@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_corpus::extra::EXTRA;
+use flow_corpus::whole::{FILES, REJECTS, STATISTICS};
 use flow_kind::event::{Event, Events};
 use flow_kind::reject::ReasonCount;
 use flow_kind::{
@@ -18,7 +20,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
-use crate::extra::EXTRA;
 use crate::keys::partition_order;
 use crate::parquet_file::{ROW_GROUP, encoder_digest};
 use crate::pieces::{Notes, Part, Piece, Standing};
@@ -28,21 +29,11 @@ use crate::write_hugging_face::{self, Writing};
 use crate::write_lines::{Extracted, write_lines};
 use crate::write_parts::{FileOfParts, write_parts};
 
-/// The inputs that can be given, and the file that each becomes, less its extension.
-const FILES: [(&str, &str); 3] = [
-    ("master", "master_manifest"),
-    ("train", "train_manifest_v2"),
-    ("val", "val_manifest_v2"),
-];
-
 /// Row counts that are guarded against shrinking, and the inputs that they are of.
 const GUARDED: [(&str, &[&str]); 2] = [
     ("the master manifest", &["master"]),
     ("train and validation", &["train", "val"]),
 ];
-
-pub(crate) const REJECTS: &str = "rejects.parquet";
-const STATISTICS: &str = "statistics.json";
 
 /// Writes manifests into a folder.
 ///
@@ -156,18 +147,6 @@ pub enum AudioOfRows {
     Embed,
     /// Where they are.
     Path,
-}
-
-/// Whether a file name is that of a manifest as they are written here.
-pub(crate) fn is_manifest(name: &str) -> bool {
-    let written = |stem: &str| FILES.iter().any(|(_, file)| *file == stem);
-    name.rsplit_once('.')
-        .is_some_and(|(stem, ending)| written(stem) && ["parquet", "jsonl"].contains(&ending))
-}
-
-/// Whether a folder has what is only written with manifests.
-pub(crate) fn is_of_set(folder: &Path) -> bool {
-    [STATISTICS, REJECTS].iter().any(|name| folder.join(name).is_file())
 }
 
 fn half() -> f64 {

@@ -4,18 +4,19 @@ use std::fs::File;
 use arrow::array::AsArray;
 use arrow::datatypes::{Float64Type, Int64Type};
 use flow_audio::part::decode_row;
+use flow_corpus::ReadSettings;
+use flow_corpus::whole::REJECTS;
+use flow_layouts::read::Read;
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
 use super::*;
-use crate::read::{Read, ReadSettings};
-use crate::write::REJECTS;
 use crate::write::Write;
 
 fn layout(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/layouts")
+        .join("../layouts/tests/data/layouts")
         .join(name)
 }
 

@@ -7,19 +7,20 @@ use std::path::{Component, Path, PathBuf};
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Schema};
+use flow_corpus::ManifestError;
+use flow_corpus::extra::{self, EXTRA};
+use flow_corpus::files::trailing_number;
+use flow_corpus::names::strip_dot_slash;
+use flow_corpus::places::{leads_through_link, shard_folders};
+use flow_corpus::times::{TIME_KEYS, unread_among};
 use flow_kind::{Artifact, Digest, Partition, StageError};
 use flow_storage::is_url;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::columns;
-use crate::error::ManifestError;
-use crate::extra::{self, EXTRA};
-use crate::names::strip_dot_slash;
 use crate::pieces::{Piece, Standing, Taken, inputs_of, runs};
 use crate::place_columns::{Places, columns_of, with_extra};
-use crate::read::times::{TIME_KEYS, unread_among};
-use crate::read::{leads_through_link, shard_folders, trailing_number};
 use crate::write::{Recipe, WriteSettings, parts_of};
 use crate::write_parts::check_rows;
 

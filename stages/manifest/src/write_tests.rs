@@ -2,11 +2,12 @@ use std::fs;
 use std::path::Path;
 
 use arrow::array::{Float64Array, Int64Array, StringArray, UInt32Array};
+use flow_corpus::ReadSettings;
+use flow_layouts::read::Read;
 use flow_runtime::harness::{Harness, Output};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::read::{Read, ReadSettings};
 use crate::sql::Sql;
 
 fn read(manifest: &Path) -> Output {
@@ -316,14 +317,15 @@ fn an_empty_set_is_written_only_where_it_is_allowed() {
 #[test]
 fn rows_in_tars_are_written_as_nemo_reads_tars() {
     let folder = tempfile::tempdir().unwrap();
-    let tar = folder.path().join("wds/part/audio_3.tar");
-    fs::create_dir_all(tar.parent().unwrap()).unwrap();
+    let tar_path = folder.path().join("wds/part/audio_3.tar");
+    fs::create_dir_all(tar_path.parent().unwrap()).unwrap();
     let recording = b"fLaC not looked into";
-    fs::write(
-        &tar,
-        crate::read::tests::tar_of(&[("x/0001.flac", &recording.to_vec())]),
-    )
-    .unwrap();
+    let mut builder = tar::Builder::new(fs::File::create(&tar_path).unwrap());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(recording.len() as u64);
+    header.set_mode(0o644);
+    builder.append_data(&mut header, "x/0001.flac", &recording[..]).unwrap();
+    builder.finish().unwrap();
     // A file of the same name beside the manifest is another one.
     let out = folder.path().join("out");
     fs::create_dir_all(out.join("x")).unwrap();
@@ -359,7 +361,7 @@ fn rows_in_tars_are_written_as_nemo_reads_tars() {
     for name in ["train_manifest_v2.jsonl", "train_manifest_v2.parquet"] {
         let again = read(&out.join(name)).all_rows("rows");
         let text = |column: &str| columns::text(&again, column).unwrap().value(0).to_string();
-        assert_eq!(text("audio_path"), tar.to_str().unwrap(), "{name}");
+        assert_eq!(text("audio_path"), tar_path.to_str().unwrap(), "{name}");
         assert_eq!(
             (text("shard_id"), text("segment_id")),
             ("audio_3".into(), "x/0001".into()),

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
@@ -101,10 +102,13 @@ impl Client {
         url: &ObjectUrl,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, StorageError> {
-        match tokio::time::timeout(self.limits.whole(), request).await {
+        let begun = Instant::now();
+        let answer = match tokio::time::timeout(self.limits.whole(), request).await {
             Ok(answer) => answer.map_err(|error| self.fault(url, &error)),
             Err(_) => Err(self.timed_out(url)),
-        }
+        };
+        tracing::debug!(%url, elapsed = ?begun.elapsed(), error = answer.as_ref().err().map(tracing::field::display), "request");
+        answer
     }
 
     pub fn timed_out(&self, url: &ObjectUrl) -> StorageError {
@@ -121,6 +125,7 @@ impl Client {
     ) -> Result<(Stat, Bytes), StorageError> {
         let mut attempt = 0;
         loop {
+            let begun = Instant::now();
             let options = GetOptions {
                 range: range.clone().map(GetRange::Bounded),
                 if_match: of.and_then(Stat::strong_etag).map(str::to_string),
@@ -132,12 +137,20 @@ impl Client {
                 Err(_) => return Err(self.timed_out(url)),
             };
             match answer {
-                Ok(found) => return Ok(found),
-                Err(CutOr::Fault(fault)) => return Err(fault),
+                Ok(found) => {
+                    tracing::debug!(%url, bytes = found.1.len(), elapsed = ?begun.elapsed(), attempt, "get");
+                    return Ok(found);
+                }
+                Err(CutOr::Fault(fault)) => {
+                    tracing::debug!(%url, elapsed = ?begun.elapsed(), attempt, error = %fault, "get");
+                    return Err(fault);
+                }
                 Err(CutOr::Cut(said)) if attempt == CUT_ANSWERS => {
                     return Err(StorageError::of(StorageFault::Other, &url.to_string(), &said));
                 }
-                Err(CutOr::Cut(_)) => {}
+                Err(CutOr::Cut(said)) => {
+                    tracing::debug!(%url, attempt, said, "an answer was cut; it is asked for again")
+                }
             }
             attempt += 1;
             pause(attempt).await;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flow_audio::row_times::STARTS;
+use flow_corpus::text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS};
+use flow_corpus::{json_line, lines::LANGUAGE_KEYS};
 use flow_evaluation::speaker_transcripts::read_stm;
 use flow_evaluation::utterance::Utterance;
-use flow_manifest::read::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_KEYS, TEXT_COLUMNS, json_line};
 use flow_speakers::stages::recording_name;
 use flow_transcription::Transcript;
 use serde_json::{Map, Value};

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
 
+use flow_corpus::texts::read_texts;
 use flow_evaluation::bootstrap::{Clusters, RATES, Resampling, ratios};
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore};
 use flow_evaluation::word_groups::{TrainingCounts, WordFigures, WordMeasure, WordTally};
 use flow_inspect::table::{count, lines};
-use flow_manifest::read::texts::read_texts;
 use flow_text::language_tag::tag_of;
 use flow_text::language_tag::usual_language;
 use serde_json::{Value, json};

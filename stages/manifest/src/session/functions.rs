@@ -8,14 +8,14 @@ use arrow::datatypes::{DataType, Float64Type};
 use datafusion::common::{DataFusionError, Result, ScalarValue};
 use datafusion::logical_expr::{ColumnarValue, Volatility, create_udf};
 use datafusion::prelude::SessionContext;
+use flow_corpus::extra::value_of;
+use flow_corpus::names::{names_shard_file, strip_dot_slash, unsafe_name};
 use flow_text::language_tag::untagged;
-
-use crate::extra::value_of;
-use crate::identify::identify_language;
-use crate::language::Languages;
-use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 use flow_text::normalize::{TextRules, is_blank, norm_into, python_strip, text_into};
 use flow_text::written_form::{nfc, strip_zero_width};
+
+use crate::identify::identify_language;
+use crate::language::Languages;
 
 /// The functions, and the settings that they depend on. Each gives null where an argument is null.
 ///

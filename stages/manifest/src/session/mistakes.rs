@@ -3,7 +3,7 @@
 use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
 
-use crate::error::ManifestError;
+use flow_corpus::ManifestError;
 
 /// `text` is the SQL, `relations` what it can read.
 pub(super) fn explain(error: DataFusionError, text: &str, relations: &[String]) -> ManifestError {

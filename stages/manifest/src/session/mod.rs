@@ -1,4 +1,4 @@
-//! SQL over batches in memory. This module with its parts and [`crate::browse`] are the only ones that name DataFusion.
+//! SQL over batches in memory. This module with its parts, and `browse` of the pages, are the only ones that name DataFusion.
 //!
 //! A [`Session`] holds relations: named schemas whose rows are set for every partition. A [`Query`] or an
 //! [`Expression`] is planned once and run for each. Single-threaded, without files, random numbers or clocks.
@@ -31,6 +31,7 @@ use datafusion::physical_plan::memory::MemoryStream;
 use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, collect};
 use datafusion::prelude::{SessionConfig, SessionContext};
+use flow_corpus::ManifestError;
 use flow_kind::ROW;
 
 pub use functions::Functions;
@@ -40,7 +41,6 @@ use schemars::{JsonSchema, Schema as JsonSchemaValue, SchemaGenerator, json_sche
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::columns::with_schema;
-use crate::error::ManifestError;
 use mistakes::explain;
 
 /// Values for the `$name` placeholders of a statement.

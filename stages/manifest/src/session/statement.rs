@@ -10,10 +10,10 @@ use datafusion::sql::sqlparser::ast;
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
+use flow_corpus::ManifestError;
 
 use super::mistakes::{explain, near};
 use super::{Param, Params};
-use crate::error::ManifestError;
 
 /// Functions that the engine declares stable, although their results differ between runs.
 const CLOCKS: [&str; 6] = [

@@ -8,13 +8,13 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::error::ArrowError;
+use flow_corpus::ManifestError;
 use flow_kind::{Out, RejectClass, StageError};
 use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 
 use super::cells::{Cell, Rows, of_text};
 use super::{CellType, Columns, check_taken, lacks, schema_of, send, too_many_rows};
-use crate::error::ManifestError;
 
 /// Rows that are decoded at a time.
 const BATCH_ROWS: usize = 2_048;

@@ -5,17 +5,16 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use arrow::datatypes::SchemaRef;
+use flow_corpus::decoded_text::{DecodedText, no_text};
+use flow_corpus::manifest_row::line_values;
+use flow_corpus::quoting::Quoting;
+use flow_corpus::table_text::{Layout, Record, records};
+use flow_corpus::{ManifestError, json_line};
 use flow_kind::{Out, Reject, RejectClass, StageError, open_input_file};
 use serde_json::Value;
 
 use super::cells::{Cell, Rows, of_json, of_text, type_of};
 use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_rows, wrong};
-use crate::error::ManifestError;
-use crate::read::decoded_text::{DecodedText, no_text};
-use crate::read::json_line;
-use crate::read::manifest_row::line_values;
-use crate::read::quoting::Quoting;
-use crate::read::table_text::{Layout, Record, records};
 
 /// Most bytes of a file.
 const LARGEST: u64 = 1 << 30;

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt32Array};
+use flow_corpus::whole::REJECTS;
 use flow_kind::reject::of_rows;
 use flow_kind::{ExportFile, ExportSet, Partition, Reject, RejectClass, StageError};
 use parquet::arrow::ArrowWriter;
 
 use super::failed_to_write;
-use crate::write::{REJECTS, WriteSettings, rejects_schema};
+use crate::write::{WriteSettings, rejects_schema};
 
 /// Rows whose recordings cannot be read: a file that is made when the first one comes.
 pub(super) struct Refused<'s> {

@@ -1,0 +1,109 @@
+//! What can go wrong in this crate.
+
+use std::path::{Path, PathBuf};
+
+use flow_kind::StageError;
+
+/// Why manifest work cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// SQL is wrong, or failed while running. `offset` is the line and column (from 1) in its text.
+    #[error("{message}")]
+    Sql {
+        message: String,
+        offset: Option<(usize, usize)>,
+        help: Option<String>,
+    },
+    #[error("language table: {0}")]
+    Languages(String),
+    #[error("pattern of tags: {0}")]
+    Tags(#[from] regex::Error),
+    #[error("{}: {source}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Arrow(#[from] arrow::error::ArrowError),
+    #[error("{}: {source}", path.display())]
+    Parquet {
+        path: PathBuf,
+        source: parquet::errors::ParquetError,
+    },
+    /// Whether a recording is there cannot be determined.
+    #[error(transparent)]
+    Recording(flow_storage::StorageError),
+    /// An existing manifest is invalid.
+    #[error("{}: {why}", path.display())]
+    Manifest { path: PathBuf, why: String },
+    /// Rows are invalid. `row` is the `_row` of the cause.
+    #[error("{message}")]
+    Rows { message: String, row: Option<u32> },
+}
+
+impl ManifestError {
+    pub fn io(path: &Path, source: std::io::Error) -> Self {
+        ManifestError::Io {
+            path: path.to_path_buf(),
+            source,
+        }
+    }
+
+    pub fn manifest(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
+        ManifestError::Manifest {
+            path: path.into(),
+            why: why.into(),
+        }
+    }
+
+    pub fn parquet(path: impl Into<PathBuf>, source: parquet::errors::ParquetError) -> Self {
+        let path = path.into();
+        ManifestError::Parquet { path, source }
+    }
+
+    pub fn rows(message: impl Into<String>, row: Option<u32>) -> Self {
+        let message = message.into();
+        ManifestError::Rows { message, row }
+    }
+
+    pub fn sql(message: impl std::fmt::Display) -> Self {
+        ManifestError::Sql {
+            message: message.to_string(),
+            offset: None,
+            help: None,
+        }
+    }
+
+    /// The error of a stage for its setting `path`.
+    pub fn of_setting(self, path: &str) -> StageError {
+        match self {
+            ManifestError::Sql { message, offset, help } => StageError::Setting {
+                path: path.into(),
+                offset,
+                message,
+                help,
+            },
+            other => StageError::setting(path, other),
+        }
+    }
+}
+
+impl From<ManifestError> for StageError {
+    fn from(error: ManifestError) -> Self {
+        match error {
+            ManifestError::Sql { message, help, .. } => StageError::Failed {
+                message,
+                row: None,
+                help,
+            },
+            ManifestError::Rows { message, row } => StageError::Failed {
+                message,
+                row,
+                help: None,
+            },
+            ManifestError::Io { path, source } => {
+                let help = flow_kind::full_disk(&path, &source);
+                let failed = StageError::failed(ManifestError::Io { path, source });
+                help.into_iter().fold(failed, StageError::with_help)
+            }
+            other => StageError::failed(other),
+        }
+    }
+}

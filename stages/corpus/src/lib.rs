@@ -1,0 +1,50 @@
+//! What corpora and manifests of all layouts are read with: settings, files, the forms of lines and tables, rows with what refuses
+//! them, and their recordings. `flow-layouts` has the layouts.
+
+mod corpus;
+pub mod decoded_text;
+mod error;
+pub mod extra;
+pub mod files;
+pub mod folder;
+mod folder_languages;
+mod grouped;
+pub mod kept_rows;
+mod layout;
+mod line_search;
+pub mod lines;
+pub mod listing;
+pub mod looks;
+mod manifest;
+pub mod manifest_row;
+pub mod names;
+pub mod naming;
+pub mod places;
+pub mod quoting;
+pub mod recordings;
+pub mod row_rules;
+pub mod rows;
+mod settings;
+pub mod table_text;
+pub mod tables;
+pub mod text_tables;
+pub mod texts;
+pub mod times;
+pub mod transcripts;
+pub mod whole;
+
+use std::path::Path;
+
+pub use corpus::{Corpus, LaidOut, Part, Take, take_line};
+pub use error::ManifestError;
+pub use flow_audio::json_line;
+pub use layout::Layout;
+pub use line_search::{LineSearch, ManifestLine, plain};
+pub use manifest::Manifest;
+pub use rows::read_schema;
+pub use settings::ReadSettings;
+
+/// The name of a file without its extension.
+pub fn file_stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}

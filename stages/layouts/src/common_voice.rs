@@ -1,0 +1,165 @@
+//! Common Voice, and folders with a table by Hugging Face's convention.
+
+use std::path::{Path, PathBuf};
+
+use flow_corpus::folder::{first_of, table_of, tables};
+use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::{ManifestError, ReadSettings};
+use serde_json::Map;
+
+use super::splits::usual;
+use super::table_lines::{Heading, TableLines};
+use super::utterance::{Common, Utterance, text_of};
+use super::{LaidOut, Manifest, entries_of, ljspeech, wrong};
+
+const CLIPS: &str = "clips";
+/// Tables of clips, and not of sentences or reports.
+const OF_CLIPS: [&str; 6] = ["validated", "train", "dev", "test", "other", "invalidated"];
+
+pub fn detect(root: &Path) -> Option<String> {
+    if !root.join(CLIPS).is_dir() || first_of(root, &tables("")).is_some() {
+        return None;
+    }
+    let table = OF_CLIPS
+        .iter()
+        .map(|name| format!("{name}.tsv"))
+        .find(|name| root.join(name).is_file())?;
+    Some(format!("{table} beside {CLIPS}"))
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    if settings.split.is_empty() {
+        return open_folder(root, settings, scratch);
+    }
+    let is_there = |name: &&&str| root.join(format!("{name}.tsv")).is_file();
+    let named = OF_CLIPS
+        .iter()
+        .find(|name| **name == settings.split)
+        .or_else(|| OF_CLIPS.iter().find(|name| usual(name) == usual(&settings.split)));
+    let table = named.filter(is_there).ok_or_else(|| {
+        let there: Vec<&str> = OF_CLIPS.iter().filter(is_there).copied().collect();
+        let why = format!(
+            "it has no table of the split {:?}; its tables are {}",
+            settings.split,
+            there.join(", ")
+        );
+        wrong(root, why)
+    })?;
+    Manifest::of_table(&root.join(format!("{table}.tsv")), root, settings, scratch)
+}
+
+pub fn detect_audio_folder(root: &Path) -> Option<String> {
+    if ljspeech::is_there(root) {
+        return None;
+    }
+    let own = first_of(root, &tables(""));
+    let of_split = || first_of(root, &tables("train")).filter(|_| !root.join(CLIPS).is_dir());
+    let table = own.or_else(of_split)?;
+    let name = table.strip_prefix(root).unwrap_or(&table);
+    Some(name.display().to_string())
+}
+
+/// A table of the folder, as it is chosen without the setting `split`, or that of the folder of the split.
+pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let table = match settings.split.as_str() {
+        "" => table_of(root)?,
+        split => {
+            let found = entries_of(root);
+            let names = &found.folders;
+            let folder = names.iter().find(|name| *name == split);
+            let folder = folder.or_else(|| names.iter().find(|name| usual(name) == usual(split)));
+            folder.and_then(|folder| first_of(root, &tables(folder)))
+        }
+    };
+    let table = table.ok_or_else(|| match settings.split.as_str() {
+        "" => wrong(root, "there is no table in it"),
+        split => wrong(root, format!("there is no folder with a table for the split {split:?}")),
+    })?;
+    Manifest::of_table(&table, root, settings, scratch)
+}
+
+/// The table of spontaneous speech in a folder.
+fn spontaneous(root: &Path) -> Option<PathBuf> {
+    let found = entries_of(root);
+    let table = found
+        .names
+        .iter()
+        .find(|name| name.starts_with("ss-corpus-") && name.ends_with(".tsv"))?;
+    root.join("audios").is_dir().then(|| root.join(table))
+}
+
+pub fn detect_spontaneous(root: &Path) -> Option<String> {
+    spontaneous(root).map(|table| {
+        format!(
+            "{} beside audios",
+            table.file_name().unwrap_or_default().to_string_lossy()
+        )
+    })
+}
+
+pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let table =
+        spontaneous(root).ok_or_else(|| wrong(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
+    let first = super::line_file::LineFile::open(&table, scratch)?
+        .first_line()
+        .unwrap_or_default();
+    let heading = Heading::of(&first, '\t');
+    if let Some(lacking) = ["audio_file", "transcription"].iter().find(|name| !heading.has(name)) {
+        return Err(wrong(&table, format!("it has no column {lacking}")));
+    }
+    let locale = table
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .and_then(|stem| stem.strip_prefix("ss-corpus-"));
+    let locale = locale.map(str::to_string);
+    let (common, folder) = (Common::of(settings), root.join("audios"));
+    let wanted_split = settings.split.clone();
+    let has_splits = heading.has("split");
+    let read = match wanted_split.as_str() {
+        "" if has_splits => "; rows of the splits validation and test are left out (`split: all` reads them)".into(),
+        "" | "all" => String::new(),
+        split if has_splits => format!("; of its splits `{split}` is read"),
+        split => {
+            let why = format!("it has no column split, so `split: {split}` cannot be read of it");
+            return Err(wrong(&table, why));
+        }
+    };
+    let is_wanted = move |split: &str| match wanted_split.as_str() {
+        "all" => true,
+        "" => !["validation", "test"].contains(&usual(split)),
+        wanted => usual(split) == usual(wanted),
+    };
+    let row = move |_: usize, line: &str| {
+        let fields = heading.fields(line, '\t')?;
+        let get = |name: &str| heading.get(&fields, name);
+        let file = get("audio_file");
+        if file.is_empty() || flow_corpus::names::unsafe_name(file) {
+            return Err(refuse("unsafe_name", format!("{file:?}")));
+        }
+        if !is_wanted(get("split")) {
+            let why = format!("the row is of the split {:?}", get("split"));
+            return Err(flow_corpus::manifest_row::refuse_by_rule("other_split", why));
+        }
+        let milliseconds: Option<f64> = get("duration_ms").parse().ok();
+        let mut extra = Map::new();
+        let used = ["audio_file", "transcription", "duration_ms", "language"];
+        for name in heading.names().filter(|name| !used.contains(name)) {
+            extra.insert(name.to_string(), get(name).into());
+        }
+        Ok(Utterance {
+            id: file.rsplit_once('.').map_or(file, |(stem, _)| stem).to_string(),
+            shard: "spontaneous".into(),
+            text: text_of(get("transcription"), "the row has no transcription")?,
+            lang: Some(get("language").to_string()),
+            lang_field: "language",
+            folder_lang: locale.clone(),
+            duration: milliseconds.map(|milliseconds| milliseconds / 1e3),
+            wanted: Wanted::file(folder.join(file)),
+            extra,
+            ..Utterance::default()
+        }
+        .row(&common))
+    };
+    let told = format!("spontaneous speech of Common Voice{read}");
+    LaidOut::of(TableLines::open(&[table], true, told, scratch, row)?, root, settings)
+}

@@ -1,0 +1,753 @@
+//! Hugging Face's data sets: Parquet files and Arrow files whose recordings are in a column `struct<bytes, path>`.
+//!
+//! A recording is named by its place in the file (`flow_audio::embedded`), a row by the file and its number there: what the column
+//! `path` says of embedded bytes is neither a place nor unique.
+
+mod columns;
+mod hub;
+
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use arrow::array::RecordBatch;
+use flow_audio::embedded::{path_of_bytes, path_of_value};
+use flow_corpus::files::label;
+use flow_corpus::looks::{Chain, FileLook};
+use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
+use flow_corpus::places::Places;
+use flow_corpus::whole::REJECTS;
+use flow_corpus::{ManifestError, ReadSettings, file_stem};
+use flow_kind::{Partition, StageError};
+use flow_parquet::ForeignParquet;
+use flow_storage::is_url;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ArrowReaderMetadata;
+use serde_json::{Map, Value};
+
+use columns::{Columns, float, is_audio, recording};
+pub use hub::open_dataset;
+
+use super::splits::{chosen, spoken_of, usual};
+use super::stream_offsets::ArrowFile;
+use super::utterance::{Common, Utterance, language_called, text_of};
+use super::{Corpus, Entries, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, read_entries, wrong};
+
+/// Rows of a partition, at least, where there are so many.
+const PART_ROWS: i64 = 1_000;
+/// Rows that are decoded at a time, and how many where their recordings are, too.
+const BATCH: usize = 1_024;
+const BATCH_WITH_BYTES: usize = 16;
+/// Folders below the first in which files are looked for.
+const MOST_DEPTH: usize = 3;
+
+/// A file of a data set.
+struct File {
+    path: PathBuf,
+    look: FileLook,
+    columns: Columns,
+    content: Content,
+    /// The language of the folder that it is in.
+    lang: Option<String>,
+    split: String,
+    places: Places,
+    /// What rows are called by, and their shard.
+    stem: String,
+    /// Whether all its rows hold their recordings, as far as it says so.
+    embeds: bool,
+}
+
+enum Content {
+    Arrow(ArrowFile),
+    Parquet {
+        metadata: ArrowReaderMetadata,
+        /// The leaf column of the bytes.
+        leaf: usize,
+        /// Number of the first row of each row group.
+        first_rows: Vec<u64>,
+    },
+}
+
+struct DataSet {
+    files: Vec<File>,
+    common: Common,
+    told: String,
+}
+
+/// Where the recording of a row is.
+type PlaceOf<'p> = dyn Fn(&RecordBatch, usize) -> Result<Option<String>, Refusal> + 'p;
+
+impl File {
+    /// Gives the rows of a batch, of which the first has the number `first` in the file. `place_of` names the recording of a row
+    /// that is embedded.
+    fn rows(
+        &self,
+        batch: &RecordBatch,
+        first: u64,
+        place_of: &PlaceOf<'_>,
+        common: &Common,
+        take: &mut Take<'_>,
+    ) -> Result<(), StageError> {
+        for row in 0..batch.num_rows() {
+            let number = first + row as u64;
+            let made = self.row(batch, row, number, place_of, common);
+            let values = || {
+                let mut values = Map::new();
+                values.insert("row".into(), number.into());
+                values.insert("text".into(), self.columns.value(batch, &self.columns.text, row));
+                for name in &self.columns.further {
+                    values.insert(name.clone(), self.columns.value(batch, name, row));
+                }
+                Value::Object(values).to_string()
+            };
+            take(None, made, &values)?;
+        }
+        Ok(())
+    }
+
+    fn row(
+        &self,
+        batch: &RecordBatch,
+        row: usize,
+        number: u64,
+        place_of: &PlaceOf<'_>,
+        common: &Common,
+    ) -> Result<ManifestRow, Refusal> {
+        let columns = &self.columns;
+        let path = batch
+            .column_by_name(&columns.audio)
+            .and_then(|audio| recording(audio, row).1);
+        let wanted = match (place_of(batch, row)?, &path) {
+            (Some(place), _) => Wanted::file(place),
+            (None, Some(path)) if !is_url(path) && path.contains("://") => {
+                return Err(refuse(
+                    "unsupported_source",
+                    format!("{path:?} has no bytes and is no file; fetch it first"),
+                ));
+            }
+            (None, Some(path)) => self.places.of_path(path),
+            (None, None) => return Err(refuse("missing_audio", format!("`{}` is null", columns.audio))),
+        };
+        let text = columns.text_value(batch, &columns.text, row);
+        let text = text_of(
+            &text.unwrap_or_default(),
+            &format!("`{}` is null or empty", columns.text),
+        )?;
+        let seconds = |(name, parts): &(String, f64)| {
+            let column = batch.column_by_name(name)?;
+            float(column, row).map(|value| value / parts)
+        };
+        let duration = columns.duration.as_ref().and_then(seconds);
+        let id = columns
+            .id
+            .as_ref()
+            .and_then(|name| columns.text_value(batch, name, row));
+        let mut extra = Map::new();
+        for name in &columns.further {
+            extra.insert(name.clone(), columns.value(batch, name, row));
+        }
+        if !extra.contains_key("path") {
+            extra.extend(path.map(|path| ("path".to_string(), Value::from(path))));
+        }
+        Ok(Utterance {
+            id: id
+                .filter(|id| !id.is_empty())
+                .unwrap_or_else(|| format!("{}/{number}", self.stem)),
+            shard: self.stem.clone(),
+            text,
+            lang: columns
+                .lang
+                .as_ref()
+                .and_then(|name| columns.text_value(batch, name, row)),
+            lang_field: "lang",
+            folder_lang: self.lang.clone(),
+            duration,
+            wanted,
+            extra,
+            ..Utterance::default()
+        }
+        .row(common))
+    }
+}
+
+/// A file that is listed: its folder below the first one, and its split.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Listed {
+    pub path: PathBuf,
+    pub config: String,
+    pub split: String,
+}
+
+/// Files of an extension in a folder and below it.
+pub(super) fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
+    let read = |folder: &Path| {
+        let entries = read_entries(folder)?;
+        let is_one = |name: &str| Path::new(name).extension().is_some_and(|found| found == extension);
+        let mut unnamed = entries.unnamed.iter();
+        match unnamed.find(|(name, is_folder)| *is_folder || is_one(name)) {
+            Some((name, _)) => Err(wrong(&folder.join(name), "its name is not UTF-8; give it another")),
+            None => Ok(entries),
+        }
+    };
+    let mut found = listed_until(root, extension, read, |_, _| false)?;
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// The first file of an extension that is found in few folders.
+pub(super) fn first_listed(root: &Path, extension: &str) -> Option<Listed> {
+    let is_enough = |found, folders| found > 0 || folders >= MOST_FOLDERS;
+    let found = listed_until(root, extension, |folder| Ok(entries_of(folder)), is_enough).ok()?;
+    found.into_iter().min_by(|a, b| a.path.cmp(&b.path))
+}
+
+/// `is_enough` is asked after each folder with how many files and folders there were. As for Hugging Face, names that begin with an
+/// underscore do not count.
+fn listed_until(
+    root: &Path,
+    extension: &str,
+    entries: impl Fn(&Path) -> Result<Rc<Entries>, ManifestError>,
+    is_enough: impl Fn(usize, usize) -> bool,
+) -> Result<Vec<Listed>, ManifestError> {
+    let (mut found, mut folders) = (Vec::new(), 0);
+    let mut waiting = VecDeque::from([(root.to_path_buf(), Vec::<String>::new())]);
+    while let Some((folder, below)) = waiting.pop_front() {
+        let entries = entries(&folder)?;
+        for name in entries.names.difference(&entries.folders) {
+            let path = folder.join(name);
+            let is_one = path.extension().is_some_and(|found| found == extension);
+            // Rejects of a dataset that `manifest.write` wrote.
+            let is_beside = name == REJECTS && entries.names.contains("flow.json");
+            if is_one && !name.starts_with("metadata.") && !name.starts_with('_') && !is_beside {
+                let (config, split) = config_and_split(&below, name);
+                found.push(Listed { path, config, split });
+            }
+        }
+        folders += 1;
+        if is_enough(found.len(), folders) {
+            break;
+        }
+        if below.len() < MOST_DEPTH {
+            let inner = entries.folders.iter().filter(|name| !name.starts_with('_'));
+            waiting.extend(inner.map(|name| (folder.join(name), [&below[..], std::slice::from_ref(name)].concat())));
+        }
+    }
+    Ok(found)
+}
+
+/// Configuration and split by the names of folders and of the file: `hindi/train-00000-of-00047.parquet`, `data/test-….parquet`,
+/// `hi_in/partial-train/0000.parquet`.
+fn config_and_split(below: &[String], name: &str) -> (String, String) {
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    let of_name = numbered(stem).map(|numbered| numbered.split.to_string());
+    let mut folders: Vec<&str> = below
+        .iter()
+        .map(String::as_str)
+        .filter(|folder| *folder != "data")
+        .collect();
+    let split = match of_name {
+        Some(split) => split,
+        None => {
+            let last = folders
+                .last()
+                .map(|last| last.strip_prefix("partial-").unwrap_or(last))
+                .unwrap_or_default();
+            let is_number = stem.bytes().all(|byte| byte.is_ascii_digit());
+            match usual(spoken_of(last)) {
+                // As the hub names converted files: the folder is the split.
+                _ if is_number && !folders.is_empty() => {
+                    let split = usual(last).to_string();
+                    folders.pop();
+                    split
+                }
+                split @ ("train" | "validation" | "test") => {
+                    folders.pop();
+                    split.to_string()
+                }
+                _ => match spoken_of(stem) {
+                    split @ ("train" | "validation" | "test") => split.to_string(),
+                    _ => "train".into(),
+                },
+            }
+        }
+    };
+    (folders.join("/"), split)
+}
+
+/// What the name of a file with a number says.
+struct Numbered<'a> {
+    split: &'a str,
+    number: usize,
+    total: usize,
+}
+
+/// The parts of `train-00000-of-00047` and of `train-00000-of-00001-3859b9935622e1d8`.
+fn numbered(stem: &str) -> Option<Numbered<'_>> {
+    let (before, total) = stem.split_once("-of-")?;
+    let (split, number) = before.rsplit_once('-')?;
+    let number_of = |digits: &str| {
+        let is_number = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse().ok()).flatten()
+    };
+    Some(Numbered {
+        split,
+        number: number_of(number)?,
+        total: number_of(total.get(..5)?)?,
+    })
+}
+
+fn parquet_of(path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
+    let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
+    file.metadata().map_err(|source| ManifestError::parquet(path, source))
+}
+
+/// Whether a Parquet file has a column of recordings.
+pub fn has_recordings(path: &Path) -> bool {
+    parquet_of(path).is_ok_and(|metadata| metadata.schema().fields().iter().any(|field| is_audio(field)))
+}
+
+pub fn detect_parquet(root: &Path) -> Option<String> {
+    if root.is_dir() {
+        let first = first_listed(root, "parquet")?.path;
+        return has_recordings(&first).then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string());
+    }
+    let is_parquet = root.extension().is_some_and(|extension| extension == "parquet");
+    (is_parquet && has_recordings(root)).then(|| "a column holds recordings".into())
+}
+
+pub fn detect_arrow(root: &Path) -> Option<String> {
+    if root.is_dir() {
+        let marks = ["state.json", "dataset_dict.json"];
+        let mark = marks.into_iter().find(|mark| root.join(mark).is_file());
+        let of_state = mark.filter(|mark| {
+            *mark == "dataset_dict.json" || entries_of(root).names.iter().any(|name| name.ends_with(".arrow"))
+        });
+        let first = || {
+            first_listed(root, "arrow")
+                .filter(|found| found.config.is_empty())
+                .map(|found| found.path)
+        };
+        return of_state
+            .map(str::to_string)
+            .or_else(|| Some(first()?.file_name()?.to_string_lossy().into_owned()));
+    }
+    root.extension()
+        .filter(|extension| *extension == "arrow")
+        .map(|_| "an Arrow file".into())
+}
+
+/// The files of one configuration and of the splits that are read, and what is told of them.
+pub(super) fn chosen_files(
+    root: &Path,
+    all: Vec<Listed>,
+    settings: &ReadSettings,
+) -> Result<(Vec<Listed>, String), ManifestError> {
+    let mut configs: Vec<&str> = all.iter().map(|file| file.config.as_str()).collect();
+    configs.sort_unstable();
+    configs.dedup();
+    if let [_, _, ..] = configs.as_slice() {
+        let why = format!(
+            "it has several configurations: {}; name the folder of one",
+            configs.join(", ")
+        );
+        return Err(wrong(root, why));
+    }
+    let splits: Vec<&str> = all.iter().map(|file| file.split.as_str()).collect();
+    let (places, told) = chosen(&splits, &settings.split, root)?;
+    let files: Vec<Listed> = places.into_iter().map(|place| all[place].clone()).collect();
+    let partial = files.iter().any(|file| {
+        file.path
+            .components()
+            .any(|part| part.as_os_str().to_string_lossy().starts_with("partial-"))
+    });
+    let partial = if partial {
+        "; it is only the beginning of the split (partial)"
+    } else {
+        ""
+    };
+    Ok((
+        files,
+        told.map_or_else(String::new, |told| format!("; {told}")) + partial,
+    ))
+}
+
+pub fn open_parquet(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+    let (files, told) = match root.is_dir() {
+        true => chosen_files(root, listed(root, "parquet")?, settings)?,
+        false => (vec![named(root)], String::new()),
+    };
+    open_parquet_files(
+        root,
+        files.into_iter().map(|file| (file.path, file.split)).collect(),
+        told,
+        settings,
+    )
+}
+
+/// Parquet files that a pattern names.
+pub fn open_named(files: Vec<PathBuf>, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
+    let root = files.first().cloned().unwrap_or_default();
+    let files = files.into_iter().map(|path| (path, String::new())).collect();
+    open_parquet_files(&root, files, String::new(), settings)
+}
+
+fn named(path: &Path) -> Listed {
+    Listed {
+        path: path.to_path_buf(),
+        config: String::new(),
+        split: String::new(),
+    }
+}
+
+fn open_parquet_files(
+    root: &Path,
+    files: Vec<(PathBuf, String)>,
+    told: String,
+    settings: &ReadSettings,
+) -> Result<Manifest, ManifestError> {
+    let open = |(path, split): (PathBuf, String)| {
+        let look = FileLook::of(&path).map_err(|error| ManifestError::io(&path, error))?;
+        let metadata = parquet_of(&path)?;
+        let columns = Columns::of(metadata.schema(), settings).map_err(|why| wrong(&path, why))?;
+        let schema = metadata.parquet_schema();
+        let is_leaf = |leaf: &usize| {
+            let parts = schema.column(*leaf).path().parts().to_vec();
+            parts == [columns.audio.as_str(), "bytes"] || parts == [columns.audio.as_str()]
+        };
+        let leaf = (0..schema.num_columns()).find(is_leaf);
+        let leaf = leaf.ok_or_else(|| wrong(&path, format!("its column `{}` has no bytes", columns.audio)))?;
+        let mut first_rows = vec![0u64];
+        for group in metadata.metadata().row_groups() {
+            let last = first_rows.last().copied().unwrap_or(0);
+            first_rows.push(last.saturating_add(u64::try_from(group.num_rows()).unwrap_or(0)));
+        }
+        let embeds = (0..metadata.metadata().num_row_groups()).all(|group| is_full(&metadata, group, leaf));
+        let content = Content::Parquet {
+            leaf,
+            first_rows,
+            metadata,
+        };
+        Ok(File {
+            embeds,
+            ..file_of(path, split, look, columns, content, settings)
+        })
+    };
+    let files = files
+        .into_iter()
+        .map(open)
+        .collect::<Result<Vec<File>, ManifestError>>()?;
+    open_files(root, files, format!("Parquet files of Hugging Face{told}"), settings)
+}
+
+fn file_of(
+    path: PathBuf,
+    split: String,
+    look: FileLook,
+    columns: Columns,
+    content: Content,
+    settings: &ReadSettings,
+) -> File {
+    let absolute = std::path::absolute(&path).unwrap_or_default();
+    let above = absolute
+        .ancestors()
+        .skip(1)
+        .take(3)
+        .filter_map(|above| above.file_name()?.to_str());
+    let lang = above
+        .filter(|name| !["data", split.as_str()].contains(name))
+        .find_map(language_called);
+    File {
+        lang: lang.map(str::to_string),
+        places: settings.places(path.parent().unwrap_or(Path::new(""))),
+        stem: file_stem(&path),
+        embeds: false,
+        path,
+        look,
+        columns,
+        content,
+        split,
+    }
+}
+
+/// Whether the statistics of a row group say that a column has no nulls.
+fn is_full(metadata: &ArrowReaderMetadata, group: usize, leaf: usize) -> bool {
+    let statistics = metadata.metadata().row_group(group).column(leaf).statistics();
+    statistics.and_then(|statistics| statistics.null_count_opt()) == Some(0)
+}
+
+/// Files of one name in several splits (`train/data-00000-of-00001.arrow`) call their rows by the split, too.
+fn name_by_split(files: &mut [File]) {
+    let mut splits: HashMap<&str, &str> = HashMap::new();
+    let is_unclear = files.iter().any(|file| {
+        splits
+            .insert(&file.stem, &file.split)
+            .is_some_and(|other| other != file.split)
+    });
+    for file in files.iter_mut().filter(|_| is_unclear) {
+        file.stem = format!("{}/{}", file.split, file.stem);
+    }
+}
+
+fn open_files(
+    root: &Path,
+    mut files: Vec<File>,
+    what: String,
+    settings: &ReadSettings,
+) -> Result<Manifest, ManifestError> {
+    name_by_split(&mut files);
+    let columns = files.first().map(|file| &file.columns);
+    let columns = columns.map_or_else(String::new, |columns| {
+        format!(
+            "; recordings are of the column `{}`, texts of `{}`",
+            columns.audio, columns.text
+        )
+    });
+    let data_set = DataSet {
+        files,
+        common: Common::of(settings),
+        told: what + &columns,
+    };
+    LaidOut::of(data_set, root, settings)
+}
+
+/// The files that `state.json` of a saved data set names, in its order.
+fn saved_files(folder: &Path) -> Result<Vec<PathBuf>, ManifestError> {
+    let path = folder.join("state.json");
+    let text = std::fs::read_to_string(&path).map_err(|error| ManifestError::io(&path, error))?;
+    let state: Value = serde_json::from_str(&text).map_err(|error| wrong(&path, error.to_string()))?;
+    let files = state
+        .get("_data_files")
+        .and_then(Value::as_array)
+        .ok_or_else(|| wrong(&path, "it names no files (`_data_files`)"))?;
+    let file = |entry: &Value| {
+        let name = entry.get("filename").and_then(Value::as_str);
+        match name.filter(|name| !flow_corpus::names::unsafe_name(name)) {
+            Some(name) => Ok(folder.join(name)),
+            None => Err(wrong(
+                &path,
+                format!("{entry} in `_data_files` names no file of the folder"),
+            )),
+        }
+    };
+    files.iter().map(file).collect()
+}
+
+pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+    let dict = root.join("dataset_dict.json");
+    let mut told = String::new();
+    let files: Vec<(PathBuf, String)> = if dict.is_file() {
+        let text = std::fs::read_to_string(&dict).map_err(|error| ManifestError::io(&dict, error))?;
+        let parsed: Value = serde_json::from_str(&text).map_err(|error| wrong(&dict, error.to_string()))?;
+        let splits = parsed.get("splits").and_then(Value::as_array).into_iter().flatten();
+        let splits: Vec<&str> = splits
+            .filter_map(Value::as_str)
+            .filter(|name| !flow_corpus::names::unsafe_name(name))
+            .collect();
+        let (places, read) = chosen(&splits, &settings.split, root)?;
+        told = read.map_or_else(String::new, |read| format!("; {read}"));
+        let mut files = Vec::new();
+        for place in places {
+            let saved = saved_files(&root.join(splits[place]))?;
+            files.extend(saved.into_iter().map(|path| (path, splits[place].to_string())));
+        }
+        files
+    } else if root.join("state.json").is_file() {
+        saved_files(root)?
+            .into_iter()
+            .map(|path| (path, String::new()))
+            .collect()
+    } else if root.is_dir() {
+        // A cache has results of `map`, too.
+        let all = listed(root, "arrow")?.into_iter().filter(|file| {
+            file.config.is_empty()
+                && !file
+                    .path
+                    .file_name()
+                    .is_some_and(|name| name.to_string_lossy().starts_with("cache-"))
+        });
+        let all = all.map(|file| Listed {
+            split: file
+                .split
+                .rsplit_once('-')
+                .map_or(file.split.clone(), |(_, split)| split.to_string()),
+            ..file
+        });
+        let (files, read) = chosen_files(root, all.collect(), settings)?;
+        told = read;
+        files.into_iter().map(|file| (file.path, file.split)).collect()
+    } else {
+        vec![(root.to_path_buf(), String::new())]
+    };
+    let open = |(path, split): (PathBuf, String)| {
+        let look = FileLook::of(&path).map_err(|error| ManifestError::io(&path, error))?;
+        let file = ArrowFile::open(&path)?;
+        let columns = Columns::of(&file.schema, settings).map_err(|why| wrong(&path, why))?;
+        let embeds = !file.has_nulls(&columns.audio, "bytes")?;
+        Ok(File {
+            embeds,
+            ..file_of(path, split, look, columns, Content::Arrow(file), settings)
+        })
+    };
+    let files = files
+        .into_iter()
+        .map(open)
+        .collect::<Result<Vec<File>, ManifestError>>()?;
+    open_files(root, files, format!("Arrow files of Hugging Face{told}"), settings)
+}
+
+impl DataSet {
+    /// The file and the row groups of each part.
+    fn places(&self) -> Vec<(usize, std::ops::Range<usize>)> {
+        let mut places = Vec::new();
+        for (number, file) in self.files.iter().enumerate() {
+            match &file.content {
+                Content::Arrow(_) => places.push((number, 0..0)),
+                Content::Parquet { metadata, .. } => {
+                    let groups = metadata.metadata().row_groups();
+                    let (mut start, mut rows) = (0, 0i64);
+                    for (group, about) in groups.iter().enumerate() {
+                        rows = rows.saturating_add(about.num_rows());
+                        if rows >= PART_ROWS || group + 1 == groups.len() {
+                            places.push((number, start..group + 1));
+                            (start, rows) = (group + 1, 0);
+                        }
+                    }
+                }
+            }
+        }
+        places
+    }
+}
+
+impl Corpus for DataSet {
+    fn told(&self) -> String {
+        self.told.clone()
+    }
+
+    /// Files with recordings are not read for their digests: their looks serve instead. A row without bytes names another file.
+    fn has_files(&self, part: &Part) -> bool {
+        let file = self.places().get(part.number).map(|(file, _)| *file);
+        file.is_some_and(|file| !self.files[file].embeds)
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, (file, groups)): (usize, (usize, std::ops::Range<usize>))| {
+            let at = &self.files[file];
+            let mut chain = Chain::default();
+            chain.add(&Some((0, at.look)));
+            let split = if at.split.is_empty() {
+                String::new()
+            } else {
+                format!("{}/", at.split)
+            };
+            Part {
+                name: Partition::from(format!("{split}{}/{:06}", label(file, &at.path), groups.start)),
+                number,
+                files: Vec::new(),
+                looks: chain.to_hex(),
+            }
+        };
+        self.places().into_iter().enumerate().map(part).collect()
+    }
+
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        let Some((number, groups)) = self.places().into_iter().nth(part.number) else {
+            return Ok(());
+        };
+        let file = &self.files[number];
+        file.look.still(&file.path)?;
+        let path = file
+            .path
+            .to_str()
+            .ok_or_else(|| StageError::failed("the path is not UTF-8"))?;
+        let audio = file.columns.audio.as_str();
+        match &file.content {
+            Content::Arrow(arrow) => {
+                let mut first = 0;
+                arrow.each(&mut |placed| {
+                    let place_of = |batch: &RecordBatch, row: usize| {
+                        let column = batch.column_by_name(audio);
+                        let bytes = column.and_then(|column| recording(column, row).0);
+                        let place = bytes.map(|bytes| {
+                            let copied =
+                                || refuse("decode_error", "the value is not aligned in the file as Arrow says");
+                            placed.place_of(bytes).ok_or_else(copied)
+                        });
+                        let place = place.transpose()?;
+                        Ok(place.map(|(offset, size)| path_of_bytes(path, offset, size)))
+                    };
+                    file.rows(&placed.batch, first, &place_of, &self.common, take)?;
+                    first += placed.batch.num_rows() as u64;
+                    Ok(())
+                })
+            }
+            Content::Parquet {
+                metadata,
+                leaf,
+                first_rows,
+            } => {
+                let parquet = ForeignParquet::open(&file.path).map_err(|error| ManifestError::io(&file.path, error))?;
+                let schema = metadata.parquet_schema();
+                for group in groups {
+                    // Where all rows have bytes, these are not read.
+                    let is_full = is_full(metadata, group, *leaf);
+                    let read = |column: &usize| {
+                        let parts = schema.column(*column).path().parts().to_vec();
+                        let is_audio = parts.first().is_some_and(|name| name == audio);
+                        let is_single = parts.len() == 1
+                            || is_audio && parts.get(1).is_some_and(|name| name == "path" || name == "bytes");
+                        is_single && !(is_full && column == leaf)
+                    };
+                    let mask = ProjectionMask::leaves(schema, (0..schema.num_columns()).filter(read));
+                    let batch = if is_full { BATCH } else { BATCH_WITH_BYTES };
+                    let failed = |source| ManifestError::parquet(&file.path, source);
+                    let mut rows = parquet.rows_of(metadata, &[group], mask, batch, None).map_err(failed)?;
+                    let mut at = 0usize;
+                    while let Some(batch) = rows.next().transpose()? {
+                        let place_of = |batch: &RecordBatch, row: usize| {
+                            let has_bytes = is_full
+                                || batch
+                                    .column_by_name(audio)
+                                    .is_some_and(|column| recording(column, row).0.is_some());
+                            Ok(has_bytes.then(|| path_of_value(path, *leaf, group, at + row)))
+                        };
+                        file.rows(&batch, first_rows[group] + at as u64, &place_of, &self.common, take)?;
+                        at += batch.num_rows();
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_tell_configuration_and_split() {
+        let of = |path: &str| {
+            let mut parts: Vec<String> = path.split('/').map(str::to_string).collect();
+            let name = parts.pop().unwrap();
+            let (config, split) = config_and_split(&parts, &name);
+            format!("{config}:{split}")
+        };
+        for (path, expected) in [
+            ("data/train-00000-of-00047.parquet", ":train"),
+            (
+                "data/train.clean.100-00000-of-00014-3859b9935622e1d8.parquet",
+                ":train.clean.100",
+            ),
+            ("hindi/valid-00000-of-00001.parquet", "hindi:valid"),
+            ("hi_in/partial-train/0000.parquet", "hi_in:train"),
+            ("hi_in/9_hours/0000.parquet", "hi_in:9_hours"),
+            ("all/test.clean/0000.parquet", "all:test.clean"),
+            ("dev/0000.parquet", ":validation"),
+            ("my_dev_1.parquet", ":validation"),
+            ("x.parquet", ":train"),
+        ] {
+            assert_eq!(of(path), expected, "{path}");
+        }
+    }
+}

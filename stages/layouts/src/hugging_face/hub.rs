@@ -1,0 +1,727 @@
+//! Datasets of the hub: which files a reference means, by the list of files and README.md.
+//!
+//! The rules are those of the library `datasets`: the configurations in the YAML header of README.md; without them the names of
+//! folders and files. Parquet files are read. A dataset without any is read from the branch `refs/convert/parquet`, into which the hub
+//! converts public datasets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use flow_corpus::ManifestError;
+use flow_corpus::files::{Format, expand_braces};
+use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
+use flow_kind::glob::path_fits;
+use serde_yaml::Value;
+
+use super::{Numbered, ReadSettings, config_and_split, numbered, open_parquet_files};
+use crate::splits::chosen;
+use crate::{Layout, Manifest, wrong};
+
+/// The branch of converted files.
+const CONVERTED: &str = "refs/convert/parquet";
+/// The longest README.md whose header is read, in bytes.
+const LONGEST_README: u64 = 8 << 20;
+/// The longest pattern of README.md, in bytes.
+const LONGEST_PATTERN: usize = 1_000;
+/// Patterns times files that are compared.
+const MOST_COMPARISONS: usize = 20_000_000;
+/// Of a configuration without a name.
+const DEFAULT: &str = "default";
+
+/// A configuration that README.md declares.
+#[derive(Debug, PartialEq)]
+struct Config {
+    name: String,
+    is_default: bool,
+    /// The folder that its patterns are relative to; empty: the repository.
+    folder: String,
+    /// Splits, each with a pattern of paths; none: all files of the folder, with splits by their names.
+    patterns: Option<Vec<(String, String)>>,
+}
+
+/// A file of a configuration.
+#[derive(Clone, Debug, PartialEq)]
+struct Found {
+    path: String,
+    split: String,
+}
+
+/// Opens a dataset of the hub. Its files are downloaded into the hub's cache if they are not there. `progress` receives lines about
+/// that, and cancels it by false.
+///
+/// # Errors
+/// Where the hub does not deliver it, it has no Parquet files, or configuration or split are not there or not clear.
+pub fn open_dataset(
+    reference: &DatasetReference,
+    settings: &ReadSettings,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Manifest, ManifestError> {
+    let hub = Hub::from_environment().map_err(|error| of_hub(reference, error))?;
+    open_from(&hub, reference, settings, progress)
+}
+
+fn open_from(
+    hub: &Hub,
+    reference: &DatasetReference,
+    settings: &ReadSettings,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Manifest, ManifestError> {
+    let name = reference.to_string();
+    let root = Path::new(&name);
+    refuse_settings(root, reference, settings)?;
+    let listed = listed(hub, reference, &reference.repository, progress)?;
+    let has_data = listed.files.iter().any(|file| is_data(file));
+    let (taken, configs) = if has_data || reference.repository.revision != "main" {
+        let configs = configs(hub, reference, &listed, progress)?;
+        (listed, configs)
+    } else {
+        let converted = HubReference {
+            revision: CONVERTED.into(),
+            ..reference.repository.clone()
+        };
+        let others = others(&listed.files);
+        let converted = self::listed(hub, reference, &converted, progress).map_err(|error| {
+            let why = format!("it has no Parquet files ({others}), nor converted ones: {error}");
+            wrong(root, why)
+        })?;
+        (converted, Vec::new())
+    };
+    let (config, files) = files_of(&taken.files, &configs, reference.config.as_deref(), root)?;
+    if files.is_empty() {
+        return Err(wrong(
+            root,
+            format!("it has no Parquet files ({})", others(&taken.files)),
+        ));
+    }
+    let wanted = reference.split.as_deref().unwrap_or(&settings.split);
+    let splits: Vec<&str> = files.iter().map(|file| file.split.as_str()).collect();
+    let (places, of_splits) = chosen(&splits, wanted, root)?;
+    let files: Vec<Found> = places.into_iter().map(|place| files[place].clone()).collect();
+    let names: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
+    check_numbers(&names, root)?;
+    let paths = fetched(hub, reference, &taken, &names, progress)?;
+    let mut told = format!(" at commit {}", taken.commit.get(..12).unwrap_or(&taken.commit));
+    if !config.is_empty() {
+        told.push_str(&format!(", configuration {config}"));
+    }
+    if let Some(of_splits) = of_splits {
+        told.push_str(&format!("; {of_splits}"));
+    }
+    if names
+        .iter()
+        .any(|name| name.split('/').any(|part| part.starts_with("partial-")))
+    {
+        told.push_str("; it is only the beginning of the split (partial)");
+    }
+    let files = paths.into_iter().zip(files).map(|(path, file)| (path, file.split));
+    open_parquet_files(root, files.collect(), told, settings)
+}
+
+/// The configurations that the README.md of a dataset declares; none where it has none.
+fn configs(
+    hub: &Hub,
+    reference: &DatasetReference,
+    dataset: &DatasetFiles,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Vec<Config>, ManifestError> {
+    if !dataset.files.iter().any(|file| file == "README.md") {
+        return Ok(Vec::new());
+    }
+    let readme = fetched(hub, reference, dataset, &["README.md"], progress)?;
+    let root = reference.to_string();
+    let declared = readme.first().map(|path| declared(path, Path::new(&root)));
+    Ok(declared.transpose()?.unwrap_or_default())
+}
+
+/// Refuses settings that contradict a dataset of the hub.
+fn refuse_settings(root: &Path, reference: &DatasetReference, settings: &ReadSettings) -> Result<(), ManifestError> {
+    let why = if !matches!(settings.layout, Layout::Auto | Layout::HuggingFaceParquet) {
+        "a dataset of the hub is read as `layout: hugging_face_parquet`; leave `layout` out"
+    } else if !matches!(settings.format, Format::Auto | Format::Parquet) {
+        "`format` is of single manifests; leave it out for a dataset of the hub"
+    } else if !settings.tars.is_empty() {
+        "`tars` belongs to manifests of JSON lines"
+    } else if reference.split.is_some() && !settings.split.is_empty() {
+        "both the reference and the setting `split` name a split"
+    } else {
+        return Ok(());
+    };
+    Err(wrong(root, why))
+}
+
+fn listed(
+    hub: &Hub,
+    reference: &DatasetReference,
+    repository: &HubReference,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<DatasetFiles, ManifestError> {
+    let listed = hub.dataset(repository, progress);
+    let listed = listed.map_err(|error| of_hub(reference, error))?;
+    listed.ok_or_else(|| stopped(reference))
+}
+
+fn fetched(
+    hub: &Hub,
+    reference: &DatasetReference,
+    dataset: &DatasetFiles,
+    files: &[&str],
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Vec<PathBuf>, ManifestError> {
+    let paths = hub.fetch_files(dataset, files, progress);
+    let paths = paths.map_err(|error| of_hub(reference, error))?;
+    paths.ok_or_else(|| stopped(reference))
+}
+
+fn of_hub(reference: &DatasetReference, error: HubError) -> ManifestError {
+    let why = match error {
+        HubError::Unavailable { message, help } => format!("{message}; {help}"),
+        other => other.to_string(),
+    };
+    wrong(Path::new(&reference.to_string()), why)
+}
+
+fn stopped(reference: &DatasetReference) -> ManifestError {
+    wrong(Path::new(&reference.to_string()), "the download was stopped")
+}
+
+/// What a repository has in place of Parquet files, for a message.
+fn others(files: &[String]) -> String {
+    let mut endings: Vec<&str> = files
+        .iter()
+        .filter_map(|file| Path::new(file).extension()?.to_str())
+        .collect();
+    endings.sort_unstable();
+    endings.dedup();
+    endings.truncate(8);
+    match endings.is_empty() {
+        true => "it is empty".into(),
+        false => format!("its files end in {}", endings.join(", ")),
+    }
+}
+
+/// The configurations in the header of a README.md; none without a header, or where it declares none.
+fn declared(readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
+    let failed = |error| ManifestError::io(readme, error);
+    if std::fs::metadata(readme).map_err(failed)?.len() > LONGEST_README {
+        return Err(wrong(
+            root,
+            format!("its README.md has more than {LONGEST_README} bytes"),
+        ));
+    }
+    let bytes = std::fs::read(readme).map_err(failed)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let Some(header) = header(&text) else {
+        return Ok(Vec::new());
+    };
+    let invalid = |why: String| wrong(root, format!("the header of its README.md is no valid YAML: {why}"));
+    flow_yaml_guard::check(&header).map_err(|error| invalid(error.to_string()))?;
+    let header: Value = serde_yaml::from_str(&header).map_err(|error| invalid(error.to_string()))?;
+    configs_of(&header).map_err(|why| wrong(root, format!("the header of its README.md: {why}")))
+}
+
+/// The lines between the first two lines of three dashes.
+fn header(text: &str) -> Option<String> {
+    let mut lines = text.trim_start_matches('\u{feff}').lines();
+    let is_mark = |line: &str| line.trim_end() == "---";
+    lines.next().filter(|first| is_mark(first))?;
+    let mut header = String::new();
+    for line in lines {
+        if is_mark(line) {
+            return Some(header);
+        }
+        header.push_str(line);
+        header.push('\n');
+    }
+    None
+}
+
+/// # Errors
+/// Says what is not understood: a file that is declared and not read would be rows that are lost.
+fn configs_of(header: &Value) -> Result<Vec<Config>, String> {
+    let declared = match header.get("configs") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Sequence(configs)) => configs.iter().collect(),
+        Some(config) => vec![config],
+    };
+    let read = |config: &Value| -> Result<Config, String> {
+        if !config.is_mapping() {
+            return Err("`configs` has an entry that is no map".into());
+        }
+        let text = |key: &str| config.get(key).map(|value| text(value, key)).transpose();
+        let name = text("config_name")?.unwrap_or_else(|| DEFAULT.into());
+        let folder = text("data_dir")?.unwrap_or_default();
+        let folder = folder.trim_start_matches("./").trim_end_matches('/');
+        let patterns = config.get("data_files").map(patterns_of).transpose();
+        Ok(Config {
+            is_default: config.get("default").and_then(Value::as_bool).unwrap_or(false),
+            folder: if folder == "." {
+                String::new()
+            } else {
+                folder.to_owned()
+            },
+            patterns: patterns.map_err(|why| format!("configuration `{name}`: {why}"))?,
+            name,
+        })
+    };
+    let configs = declared
+        .into_iter()
+        .map(read)
+        .collect::<Result<Vec<Config>, String>>()?;
+    let mut names = BTreeSet::new();
+    match configs.iter().find(|config| !names.insert(config.name.as_str())) {
+        Some(twice) => Err(format!("configuration `{}` is declared twice", twice.name)),
+        None => Ok(configs),
+    }
+}
+
+/// A text, or a number as it is written.
+fn text(value: &Value, key: &str) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Number(number) => Ok(number.to_string()),
+        _ => Err(format!("`{key}` is no text")),
+    }
+}
+
+/// Splits and patterns of `data_files`: a pattern or a list of patterns of the split `train`, a list of maps with `split` and `path`, or
+/// a map of splits.
+fn patterns_of(files: &Value) -> Result<Vec<(String, String)>, String> {
+    let of_split = |split: String, value: &Value| -> Result<Vec<(String, String)>, String> {
+        let paths = match value {
+            Value::Sequence(paths) => paths.iter().collect(),
+            path => vec![path],
+        };
+        let pair = |path: &Value| Ok((split.clone(), text(path, "data_files")?));
+        paths.into_iter().map(pair).collect()
+    };
+    let of_entry = |entry: &Value| match entry {
+        Value::Mapping(_) => {
+            let split = entry.get("split").map(|split| text(split, "split")).transpose()?;
+            let path = entry.get("path").ok_or("`data_files` has an entry without `path`")?;
+            of_split(split.unwrap_or_else(|| "train".into()), path)
+        }
+        other => of_split("train".into(), other),
+    };
+    let all: Result<Vec<Vec<_>>, String> = match files {
+        Value::Mapping(splits) => splits
+            .iter()
+            .map(|(split, value)| of_split(text(split, "data_files")?, value))
+            .collect(),
+        Value::Sequence(entries) => entries.iter().map(of_entry).collect(),
+        other => return of_split("train".into(), other),
+    };
+    Ok(all?.concat())
+}
+
+/// Checks that of files with numbers, `train-00000-of-00047.parquet`, all are there.
+fn check_numbers(paths: &[&str], root: &Path) -> Result<(), ManifestError> {
+    let mut sets: BTreeMap<(&str, &str, usize), BTreeSet<usize>> = BTreeMap::new();
+    for path in paths {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+        if let Some(Numbered { split, number, total }) = numbered(stem) {
+            sets.entry((folder, split, total)).or_default().insert(number);
+        }
+    }
+    match sets.iter().find(|((_, _, total), found)| found.len() < *total) {
+        Some(((folder, split, total), found)) => {
+            let found = found.len();
+            let why = format!("it has {found} of {total} files `{folder}/{split}-NNNNN-of-{total:05}`");
+            Err(wrong(root, why.replace("`/", "`")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether a path may be one of the data: no part begins with a dot or two underscores.
+fn is_data(path: &str) -> bool {
+    path.ends_with(".parquet")
+        && !path
+            .split('/')
+            .any(|part| part.starts_with('.') || part.starts_with("__"))
+}
+
+/// The configuration that is read, for the log, and its Parquet files. Files are empty where the repository has none.
+///
+/// # Errors
+/// Where the configuration is not there, there are several and none is named, or it declares files that are not there.
+fn files_of(
+    files: &[String],
+    configs: &[Config],
+    wanted: Option<&str>,
+    root: &Path,
+) -> Result<(String, Vec<Found>), ManifestError> {
+    let data: Vec<&String> = files.iter().filter(|file| is_data(file)).collect();
+    if configs.is_empty() {
+        let placed: Vec<(String, Found)> = data
+            .into_iter()
+            .map(|path| {
+                let (config, split) = placed(path);
+                (
+                    config,
+                    Found {
+                        path: path.clone(),
+                        split,
+                    },
+                )
+            })
+            .collect();
+        if placed.is_empty() {
+            return Ok((String::new(), Vec::new()));
+        }
+        let mut names: Vec<&str> = placed.iter().map(|(config, _)| config.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let shown: Vec<(&str, bool)> = names.iter().map(|name| (shown(name), false)).collect();
+        let config = names[one_of(&shown, wanted, root)?].to_owned();
+        let told = told_of(&config, names.len());
+        let files = placed.into_iter().filter(|(of, _)| *of == config).map(|(_, file)| file);
+        return Ok((told, files.collect()));
+    }
+    let names: Vec<(&str, bool)> = configs
+        .iter()
+        .map(|config| (config.name.as_str(), config.is_default))
+        .collect();
+    let config = &configs[one_of(&names, wanted, root)?];
+    let told = told_of(&config.name, names.len());
+    if data.is_empty() {
+        return Ok((told, Vec::new()));
+    }
+    let folder = match config.folder.is_empty() {
+        true => String::new(),
+        false => format!("{}/", config.folder),
+    };
+    let mut found: Vec<Found> = Vec::new();
+    if config.patterns.is_none() {
+        let below = data.iter().filter(|path| path.starts_with(&folder));
+        found.extend(below.map(|path| Found {
+            path: (*path).clone(),
+            split: placed(&path[folder.len()..]).1,
+        }));
+    }
+    let mut count = 0usize;
+    for (split, pattern) in config.patterns.iter().flatten() {
+        let wrong = |why: &str| wrong(root, format!("configuration `{}` in its README.md: {why}", config.name));
+        if pattern.len() > LONGEST_PATTERN {
+            return Err(wrong("a pattern of `data_files` is too long"));
+        }
+        let patterns = expand_braces(pattern, pattern.clone()).map_err(|why| wrong(&why))?;
+        count = count.saturating_add(patterns.len());
+        if count.saturating_mul(data.len()) > MOST_COMPARISONS {
+            return Err(wrong("`data_files` has too many patterns"));
+        }
+        for pattern in patterns {
+            let pattern = format!("{folder}{}", pattern.trim_start_matches("./").trim_end_matches('/'));
+            let below = format!("{pattern}/");
+            let before = found.len();
+            let fitting = data
+                .iter()
+                .filter(|path| path_fits(&pattern, path) || path.starts_with(&below));
+            found.extend(fitting.map(|path| Found {
+                path: (*path).clone(),
+                split: split.clone(),
+            }));
+            // A file that is declared and not read would be rows that are lost.
+            if found.len() == before {
+                return Err(wrong(&format!("the pattern `{pattern}` matches no Parquet file")));
+            }
+        }
+    }
+    found.sort_by(|a, b| (&a.path, &a.split).cmp(&(&b.path, &b.split)));
+    found.dedup();
+    if found.is_empty() {
+        let why = format!("configuration `{}` in its README.md has no Parquet files", config.name);
+        return Err(wrong(root, why));
+    }
+    Ok((told, found))
+}
+
+/// A configuration for the log, which says whether there are others; empty where there is nothing to say.
+fn told_of(config: &str, count: usize) -> String {
+    match (config, count) {
+        ("", 0 | 1) => String::new(),
+        (config, 0 | 1) => format!("`{config}`"),
+        (config, count) => format!("`{}` of {count}", shown(config)),
+    }
+}
+
+/// Configuration and split by the names of folders and of the file.
+fn placed(path: &str) -> (String, String) {
+    let mut parts: Vec<String> = path.split('/').map(str::to_owned).collect();
+    let name = parts.pop().unwrap_or_default();
+    config_and_split(&parts, &name)
+}
+
+fn shown(config: &str) -> &str {
+    if config.is_empty() { DEFAULT } else { config }
+}
+
+/// The place of the configuration that is read: the one that is named, else the only one, else the one that is marked as the default or
+/// called so.
+fn one_of(names: &[(&str, bool)], wanted: Option<&str>, root: &Path) -> Result<usize, ManifestError> {
+    let place = |is: &dyn Fn(&(&str, bool)) -> bool| names.iter().position(is);
+    let found = match wanted {
+        Some(wanted) => place(&|(name, _)| *name == wanted),
+        None if names.len() == 1 => Some(0),
+        None => place(&|(_, is_default)| *is_default).or_else(|| place(&|(name, _)| *name == DEFAULT)),
+    };
+    found.ok_or_else(|| {
+        let all: Vec<&str> = names.iter().take(40).map(|(name, _)| *name).collect();
+        let rest = names.len() - all.len();
+        let rest = if rest > 0 {
+            format!(" and {rest} more")
+        } else {
+            String::new()
+        };
+        let what = match wanted {
+            Some(wanted) => format!("it has no configuration `{wanted}`"),
+            None => "it has several configurations".into(),
+        };
+        wrong(
+            root,
+            format!(
+                "{what}; write hf://datasets/OWNER/NAME/CONFIG with one of {}{rest}",
+                all.join(", ")
+            ),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(files: &[&str]) -> Vec<String> {
+        files.iter().map(|file| (*file).to_owned()).collect()
+    }
+
+    fn configs(header: &str) -> Vec<Config> {
+        configs_of(&serde_yaml::from_str(header).unwrap()).unwrap()
+    }
+
+    /// `path:split` of the files that are read, after the configuration, or the error.
+    fn read(files: &[&str], header: &str, wanted: Option<&str>) -> Result<(String, Vec<String>), String> {
+        let (config, found) =
+            files_of(&names(files), &configs(header), wanted, Path::new("d")).map_err(|error| error.to_string())?;
+        let shown = found.into_iter().map(|file| format!("{}:{}", file.path, file.split));
+        Ok((config, shown.collect()))
+    }
+
+    #[test]
+    fn files_are_those_of_the_configuration_in_the_header() {
+        let files = [
+            "README.md",
+            "hindi/train-00000-of-00001.parquet",
+            "hindi/valid-00000-of-00001.parquet",
+            "odia/a.parquet",
+            "odia/b.parquet",
+            ".hidden/x.parquet",
+            "__old/y.parquet",
+        ];
+        let header = "
+configs:
+- config_name: hindi
+  data_files:
+  - split: train
+    path: hindi/train-*
+  - {split: valid, path: [hindi/valid-*]}
+- config_name: odia
+  default: true
+  data_dir: ./odia
+  data_files: '*.parquet'
+- config_name: whole
+  data_dir: hindi
+";
+        let of = |wanted| read(&files, header, wanted).unwrap();
+        assert_eq!(
+            of(Some("hindi")),
+            (
+                "`hindi` of 3".into(),
+                vec![
+                    "hindi/train-00000-of-00001.parquet:train".into(),
+                    "hindi/valid-00000-of-00001.parquet:valid".into()
+                ]
+            )
+        );
+        assert_eq!(
+            of(None),
+            (
+                "`odia` of 3".into(),
+                vec!["odia/a.parquet:train".into(), "odia/b.parquet:train".into()]
+            )
+        );
+        assert_eq!(of(Some("whole")).1.len(), 2);
+        assert_eq!(of(Some("whole")).1[1], "hindi/valid-00000-of-00001.parquet:valid");
+        let error = read(&files, header, Some("urdu")).unwrap_err();
+        assert!(
+            error.contains("no configuration `urdu`") && error.contains("hindi, odia, whole"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn without_a_header_names_of_folders_tell_the_configuration() {
+        let single = ["data/train-00000-of-00002.parquet", "data/test-00000-of-00001.parquet"];
+        let (config, found) = read(&single, "a: 1", None).unwrap();
+        assert_eq!((config.as_str(), found.len()), ("", 2));
+        assert_eq!(read(&single, "a: 1", Some("default")).unwrap().1.len(), 2);
+        let several = ["hi_in/partial-train/0000.parquet", "bn_in/test/0000.parquet"];
+        let error = read(&several, "a: 1", None).unwrap_err();
+        assert!(
+            error.contains("several configurations") && error.contains("bn_in, hi_in"),
+            "{error}"
+        );
+        assert_eq!(
+            read(&several, "a: 1", Some("hi_in")).unwrap(),
+            (
+                "`hi_in` of 2".into(),
+                vec!["hi_in/partial-train/0000.parquet:train".into()]
+            )
+        );
+        assert_eq!(read(&["a.csv"], "a: 1", None).unwrap().1, Vec::<String>::new());
+    }
+
+    /// A cache as the hub's programs leave it, with the test's data set under two revisions: `main` without Parquet files, and the
+    /// converted files.
+    fn offline_hub(folder: &Path, files: &[&str]) -> Hub {
+        const COMMITS: [&str; 2] = [
+            "0123456789abcdef0123456789abcdef01234567",
+            "abcdef0123456789abcdef0123456789abcdef01",
+        ];
+        let repository = folder.join("datasets--o--n");
+        let write = |path: PathBuf, bytes: &[u8]| {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        };
+        let listed = [names(&["README.md", "n.py"]), names(files)];
+        for ((revision, commit), listed) in ["main", CONVERTED].into_iter().zip(COMMITS).zip(listed) {
+            write(repository.join("refs").join(revision), commit.as_bytes());
+            let listing = serde_json::to_vec(&listed).unwrap();
+            write(repository.join(".flow").join(format!("{commit}.json")), &listing);
+        }
+        let snapshot = |commit: &str| repository.join("snapshots").join(commit);
+        write(snapshot(COMMITS[0]).join("README.md"), b"# N\n");
+        let data =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/layouts/hub/data/train-00000-of-00001.parquet");
+        write(
+            snapshot(COMMITS[1]).join("hi/train/0000.parquet"),
+            &std::fs::read(data).unwrap(),
+        );
+        Hub {
+            endpoint: "http://127.0.0.1:9".into(),
+            cache: folder.to_path_buf(),
+            token: None,
+            offline: true,
+            timeout: std::time::Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn converted_files_are_read_where_a_dataset_has_no_parquet() {
+        let folder = tempfile::tempdir().unwrap();
+        let hub = offline_hub(
+            folder.path(),
+            &["hi/train/0000.parquet", "hi/test/0000.parquet", "bn/train/0000.parquet"],
+        );
+        let open = |text: &str, settings: &ReadSettings| {
+            let reference = DatasetReference::parse(text).unwrap().unwrap();
+            let opened = open_from(&hub, &reference, settings, &mut |_| true);
+            opened.map_err(|error| error.to_string())
+        };
+        let plain = ReadSettings::default();
+        let manifest = open("hf://datasets/o/n/hi", &plain).unwrap();
+        let decision = manifest.decision().unwrap();
+        for part in ["commit abcdef012345", "configuration `hi` of 2", "`train` is read"] {
+            assert!(decision.contains(part), "{decision}");
+        }
+        assert_eq!(manifest.names().len(), 1);
+        // A file that is listed and not in the cache is never left out.
+        let error = open("hf://datasets/o/n/hi:all", &plain).err().unwrap();
+        assert!(
+            error.contains("hi/test/0000.parquet") && error.contains("HF_HUB_OFFLINE"),
+            "{error}"
+        );
+        let error = open("hf://datasets/o/n", &plain).err().unwrap();
+        assert!(error.contains("bn, hi"), "{error}");
+        let error = open("hf://datasets/o/n/hi:dev", &plain).err().unwrap();
+        assert!(
+            error.contains("no split \"dev\"") && error.contains("test, train"),
+            "{error}"
+        );
+        let twice = ReadSettings {
+            split: "test".into(),
+            ..plain
+        };
+        assert!(open("hf://datasets/o/n/hi:train", &twice).is_err());
+    }
+
+    #[test]
+    fn files_that_are_declared_or_numbered_and_not_there_are_errors() {
+        let files = ["data/train.parquet", "data/val.parquet", "data/more.jsonl"];
+        let of = |patterns: &str| {
+            read(
+                &files,
+                &format!("configs: {{config_name: x, data_files: {patterns}}}"),
+                None,
+            )
+        };
+        assert_eq!(of("'data/{train,val}.parquet'").unwrap().1.len(), 2);
+        for (patterns, none) in [
+            ("[data/train.parquet, data/more.jsonl]", "data/more.jsonl"),
+            (
+                "[{split: train, path: data/train*}, {split: test, path: data/test*}]",
+                "data/test*",
+            ),
+            ("'data/{train,test}.parquet'", "data/test.parquet"),
+            ("../../../etc/*", "../../../etc/*"),
+            ("other/", "other"),
+        ] {
+            let error = of(patterns).unwrap_err();
+            assert!(
+                error.contains(&format!("configuration `x` in its README.md: the pattern `{none}`")),
+                "{error}"
+            );
+        }
+        let numbers = |paths: &[&str]| check_numbers(paths, Path::new("d")).map_err(|error| error.to_string());
+        numbers(&[
+            "data-part-of-10000.parquet",
+            "a/train-00000-of-00002.parquet",
+            "a/train-00001-of-00002-3859b9935622e1d8.parquet",
+            "x.parquet",
+        ])
+        .unwrap();
+        let error = numbers(&["a/train-00000-of-00003.parquet", "b/train-00001-of-00003.parquet"]).unwrap_err();
+        assert!(error.contains("1 of 3 files `a/train-NNNNN-of-00003`"), "{error}");
+    }
+
+    #[test]
+    fn headers_are_between_two_lines_of_dashes() {
+        assert_eq!(header("---\na: 1\n---\nb").as_deref(), Some("a: 1\n"));
+        assert_eq!(header("\u{feff}---\r\na: 1\r\n---\r\n").as_deref(), Some("a: 1\n"));
+        for none in ["", "# Title\n---\n", "---\na: 1\n"] {
+            assert_eq!(header(none), None, "{none:?}");
+        }
+        let patterns = |header: &str| configs(header).remove(0).patterns;
+        let files = "configs: {config_name: x, data_files: {train: a/*, test: [b/*, c/*]}}";
+        assert_eq!(patterns(files).unwrap().len(), 3);
+        assert_eq!(patterns("configs: {data_dir: x}"), None);
+        let numbers = configs("configs: [{config_name: 2024, data_files: [{split: 1, path: a}]}]").remove(0);
+        assert_eq!(
+            (numbers.name.as_str(), numbers.patterns),
+            ("2024", Some(vec![("1".into(), "a".into())]))
+        );
+        // What is not understood is never left out.
+        for odd in [
+            "configs: 3",
+            "configs: [1, [2]]",
+            "configs: {data_files: {train: {a: b}}}",
+            "configs: {data_files: [{split: x}]}",
+            "configs: {data_files: [a, [[b]]]}",
+            "configs: {data_files: null}",
+            "configs: {data_dir: [x]}",
+            "configs: [{config_name: x}, {config_name: x}]",
+        ] {
+            assert!(configs_of(&serde_yaml::from_str(odd).unwrap()).is_err(), "{odd}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! NeMo's tarred data: tars `audio_0.tar`, …, and `tarred_audio_manifest.json`, or a manifest for each tar in `sharded_manifests`.
+
+use std::path::{Path, PathBuf};
+
+use flow_corpus::files::trailing_number;
+use flow_corpus::lines::LineManifest;
+use flow_corpus::{ManifestError, ReadSettings};
+
+use super::{Manifest, entries_of, wrong};
+
+const MANIFESTS: [&str; 2] = ["tarred_audio_manifest.json", "manifest.json"];
+const SHARDED: &str = "sharded_manifests";
+
+/// Files of a folder whose names begin and end so, with a number between, in the order of the numbers.
+fn numbered(folder: &Path, begin: &str, end: &str) -> Vec<PathBuf> {
+    let entries = entries_of(folder);
+    let names = &entries.names;
+    let found = names.iter().filter_map(|name| {
+        let path = folder.join(name);
+        let is_one = name.starts_with(begin) && name.ends_with(end);
+        Some((trailing_number(&path).filter(|_| is_one)?, path))
+    });
+    let mut found: Vec<(u64, PathBuf)> = found.collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+fn tars(root: &Path) -> Vec<PathBuf> {
+    numbered(root, "audio_", ".tar")
+}
+
+fn manifests(root: &Path) -> Vec<PathBuf> {
+    let sharded = numbered(&root.join(SHARDED), "manifest_", ".json");
+    if !sharded.is_empty() {
+        return sharded;
+    }
+    let one = MANIFESTS.iter().map(|name| root.join(name)).find(|path| path.is_file());
+    one.into_iter().collect()
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    let manifest = manifests(root).into_iter().next()?;
+    let tar = tars(root).into_iter().next()?;
+    let name = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
+    Some(format!("{} beside {}", name(&tar), name(&manifest)))
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+    let (manifests, tars) = (manifests(root), tars(root));
+    if manifests.is_empty() || tars.is_empty() {
+        return Err(wrong(
+            root,
+            format!(
+                "it has no tars audio_<number>.tar beside {} or {SHARDED}",
+                MANIFESTS.join(", ")
+            ),
+        ));
+    }
+    if manifests.len() > 1 && manifests.len() != tars.len() {
+        let why = format!(
+            "it has {} manifests in {SHARDED}, but {} tars",
+            manifests.len(),
+            tars.len()
+        );
+        return Err(wrong(root, why));
+    }
+    Ok(Manifest::of_lines(
+        LineManifest::open(manifests, tars, settings)?,
+        settings,
+    ))
+}

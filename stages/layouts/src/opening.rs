@@ -1,0 +1,184 @@
+//! Opens a manifest by its format.
+
+use std::path::{Path, PathBuf};
+
+use flow_hub::DatasetReference;
+use flow_kind::open_input_file;
+use flow_kind::store::{on_threads, path_in_set};
+use flow_storage::is_url;
+
+use flow_corpus::files::{Format, expand, format_of};
+use flow_corpus::folder::{AudioFolder, table_of};
+use flow_corpus::lines::LineManifest;
+use flow_corpus::tables::TableManifest;
+use flow_corpus::text_tables::TextTables;
+use flow_corpus::whole::check_set;
+use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
+
+use crate::hugging_face;
+
+/// The dataset of the hub that `manifest` names, if it names one.
+///
+/// # Errors
+/// What is wrong with the reference.
+pub fn dataset(settings: &ReadSettings) -> Result<Option<DatasetReference>, String> {
+    match DatasetReference::parse(&settings.manifest) {
+        None if settings.manifest.starts_with("hf://") => {
+            Err("a dataset of the hub is written hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]".into())
+        }
+        parsed => parsed.transpose().map_err(|error| error.to_string()),
+    }
+}
+
+/// Opens the manifest. `progress` receives lines about downloads from the hub, and cancels them by false.
+pub fn open(
+    settings: &ReadSettings,
+    scratch: &Path,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Manifest, ManifestError> {
+    let wrong = |why: String| ManifestError::manifest(&settings.manifest, why);
+    if let Some(dataset) = dataset(settings).map_err(wrong)? {
+        return hugging_face::open_dataset(&dataset, settings, progress);
+    }
+    let files = existing(&settings.manifest, "the manifest")?;
+    check_layout(settings, &files)?;
+    if let ([root], Format::Auto, true) = (files.as_slice(), settings.format, settings.tars.is_empty())
+        && let Some(manifest) = crate::open(root, settings, scratch)?
+    {
+        return Ok(manifest);
+    }
+    if !settings.split.is_empty() {
+        return Err(ManifestError::manifest(
+            &settings.manifest,
+            "`split` belongs to layouts with splits, and this is none of them",
+        ));
+    }
+    let mut format = settings.format;
+    for file in &files {
+        let found = match settings.format {
+            Format::Auto => format_of(file).ok_or_else(|| {
+                let why = match file.extension().and_then(|extension| extension.to_str()) {
+                    Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it",
+                    Some("tar") => {
+                        "it is a tar, which `audio.webdataset` reads, or `tars` beside a manifest of its members"
+                    }
+                    Some("xlsx" | "xls" | "ods") => "it is a workbook; save it as CSV",
+                    _ => "its name does not tell its format; say `format: parquet`, `nemo` or `table`",
+                };
+                ManifestError::manifest(file, why)
+            })?,
+            given => given,
+        };
+        if format != Format::Auto && format != found {
+            return Err(ManifestError::manifest(
+                file,
+                "it has another format than the files before it",
+            ));
+        }
+        if file.is_dir() != (found == Format::Folder) {
+            let why = if file.is_dir() {
+                "it is a folder, not a file"
+            } else {
+                "it is a file, not a folder"
+            };
+            return Err(ManifestError::manifest(file, why));
+        }
+        if found != Format::Folder {
+            check_set(file)?;
+        }
+        format = found;
+    }
+    if !settings.tars.is_empty() && format != Format::Nemo {
+        return Err(ManifestError::manifest(
+            &settings.tars,
+            "`tars` belongs to manifests of JSON lines",
+        ));
+    }
+    let has_columns = match (format, files.as_slice()) {
+        (Format::Folder, [root]) => table_of(root)?.is_some(),
+        _ => true,
+    };
+    if !settings.columns.is_empty() && !has_columns {
+        return Err(ManifestError::manifest(
+            &settings.manifest,
+            "`columns` belongs to manifests with columns, and this is a folder of recordings with their texts",
+        ));
+    }
+    match (format, files.as_slice()) {
+        (Format::Parquet, [first, ..]) if hugging_face::has_recordings(first) => {
+            hugging_face::open_named(files, settings)
+        }
+        (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, settings, scratch)?)),
+        (Format::Table, _) => Ok(Manifest::of_lines(TextTables::open(files, None, settings)?, settings)),
+        (Format::Nemo, _) => {
+            let tars = if settings.tars.is_empty() {
+                Vec::new()
+            } else {
+                existing(&settings.tars, "the tar")?
+            };
+            Ok(Manifest::of_lines(LineManifest::open(files, tars, settings)?, settings))
+        }
+        (_, [root]) => open_folder(settings, root, scratch),
+        (_, [_, second, ..]) => Err(ManifestError::manifest(second, "only one folder can be read")),
+        (_, []) => Err(ManifestError::manifest(&settings.manifest, "it matches no file")),
+    }
+}
+
+/// Refuses a layout with what contradicts it.
+fn check_layout(settings: &ReadSettings, files: &[PathBuf]) -> Result<(), ManifestError> {
+    let wrong = |why: &str| Err(ManifestError::manifest(&settings.manifest, why));
+    match files {
+        _ if settings.layout == Layout::Auto => Ok(()),
+        _ if settings.format != Format::Auto => {
+            wrong("`format` is of single manifests; leave it out where `layout` is given")
+        }
+        _ if !settings.tars.is_empty() => {
+            wrong("`tars` belongs to manifests of JSON lines; leave it out where `layout` is given")
+        }
+        [_] => Ok(()),
+        _ => wrong("a layout is read of one folder or file"),
+    }
+}
+
+fn open_folder(settings: &ReadSettings, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
+    match table_of(root)? {
+        Some(table) => Manifest::of_table(&table, root, settings, scratch),
+        None => Ok(Manifest::Folder(AudioFolder::open(root, settings)?)),
+    }
+}
+
+/// Objects that are looked for at the same time.
+const OBJECTS_AT_ONCE: usize = 16;
+
+/// Where files lie that may be of sets in object storage; objects are opened.
+fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
+    let look = |file: &String| -> Result<PathBuf, ManifestError> {
+        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
+        if is_url(&path) {
+            // Why it cannot be read is said here: rights, the bucket, credentials.
+            open_input_file(&path).map_err(|error| ManifestError::io(&path, error))?;
+        }
+        Ok(path)
+    };
+    // For each object several requests are waited for.
+    let threads = if files.iter().any(is_url) { OBJECTS_AT_ONCE } else { 1 };
+    on_threads(files, threads, look).into_iter().collect()
+}
+
+/// The files of a pattern, all of which have to be there.
+fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
+    // The pattern was checked with the pipeline.
+    let files = expand(pattern).map_err(|why| ManifestError::manifest(pattern, why))?;
+    let files = in_sets(&files)?;
+    let is_there = |file: &PathBuf| is_url(file) || file.is_file() || file.is_dir();
+    match files.iter().find(|file| !is_there(file)) {
+        None => Ok(files),
+        Some(missing) => Err(ManifestError::manifest(
+            missing,
+            match missing.exists() {
+                true => format!("{what} is neither a file nor a folder (a named pipe or a device is not read)"),
+                false => format!("{what} is not there (paths are relative to the current directory)"),
+            },
+        )),
+    }
+}

@@ -1,0 +1,172 @@
+//! Lhotse Shar: numbered shards of cuts, and tars with their recordings in the same order.
+
+use std::collections::HashMap;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use flow_audio::tar;
+use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
+use flow_corpus::{ManifestError, ReadSettings, take_line};
+use flow_kind::{Partition, StageError};
+
+use super::lhotse::CutLine;
+use super::line_file::{Block, LineFile};
+use super::utterance::Common;
+use super::{Corpus, LaidOut, Manifest, Part, Take, entries_of, wrong};
+
+/// The number of a shard of a field, as it is written: `000000` of `cuts.000000.jsonl.gz`, empty of `cuts.jsonl.gz`.
+fn number_of<'n>(name: &'n str, field: &str, endings: &[&str]) -> Option<&'n str> {
+    let rest = name.strip_prefix(field)?;
+    let number = endings.iter().find_map(|ending| rest.strip_suffix(ending))?;
+    let digits = number.strip_prefix('.').unwrap_or(number);
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && (number.is_empty() || !digits.is_empty())).then_some(number)
+}
+
+fn number_of_cuts(name: &str) -> Option<&str> {
+    number_of(name, "cuts", &[".jsonl.gz", ".jsonl"])
+}
+
+/// Whether a file of this name is a numbered shard of cuts.
+pub fn is_shard(name: &str) -> bool {
+    number_of_cuts(name).is_some_and(|number| !number.is_empty())
+}
+
+/// Shards of cuts, each with the tar of its recordings.
+fn shards(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
+    let entries = entries_of(folder);
+    let names = &entries.names;
+    let shard = |name: &String| {
+        let number = number_of_cuts(name)?;
+        let tar = format!("recording{number}.tar");
+        Some((
+            folder.join(name),
+            folder.join(tar),
+            number.trim_start_matches('.').to_string(),
+        ))
+    };
+    names.iter().filter_map(shard).collect()
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    let found = shards(root);
+    let (_, tar, _) = found.iter().find(|(_, tar, _)| tar.is_file())?;
+    Some(format!("{} beside cuts", tar.file_name()?.to_string_lossy()))
+}
+
+struct Shard {
+    cuts: LineFile,
+    blocks: Vec<Block>,
+    tar: PathBuf,
+    number: String,
+}
+
+struct Shar {
+    shards: Vec<Shard>,
+    common: Common,
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let open = |(cuts, tar, number): (PathBuf, PathBuf, String)| {
+        if !tar.is_file() {
+            return Err(wrong(
+                &tar,
+                "it is not there, but its cuts are: each shard of cuts needs one of recordings",
+            ));
+        }
+        let cuts = LineFile::open(&cuts, scratch)?;
+        Ok(Shard {
+            blocks: cuts.blocks(|_, _| {})?,
+            cuts,
+            tar,
+            number,
+        })
+    };
+    let shar = Shar {
+        shards: shards(root).into_iter().map(open).collect::<Result<_, _>>()?,
+        common: Common::of(settings),
+    };
+    LaidOut::of(shar, root, settings)
+}
+
+/// Names of the members with data by the cut that they are of; what is no data has none.
+fn members(path: &Path) -> Result<HashMap<String, String>, ManifestError> {
+    let failed = |error| ManifestError::io(path, error);
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    let listing = tar::list(&mut BufReader::new(file), length).map_err(failed)?;
+    if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
+        return Err(wrong(path, why.clone()));
+    }
+    let mut found = HashMap::new();
+    for member in &listing.members {
+        // A cut's id may have dots and folders.
+        if let Some((id, ending)) = member.name.rsplit_once('.')
+            && !["json", "nometa"].contains(&ending)
+        {
+            found.insert(id.to_string(), member.name.clone());
+        }
+    }
+    Ok(found)
+}
+
+impl Shar {
+    fn places(&self) -> impl Iterator<Item = (&Shard, usize)> {
+        self.shards
+            .iter()
+            .flat_map(|shard| (0..shard.blocks.len()).map(move |block| (shard, block)))
+    }
+
+    fn row(&self, line: &str, shard: &Shard, members: &HashMap<String, String>) -> Result<ManifestRow, Refusal> {
+        let cut = CutLine::of(line)?;
+        let member = members.get(cut.id()).filter(|member| !member.ends_with(".nodata"));
+        let member = member.ok_or_else(|| {
+            refuse(
+                "missing_audio",
+                format!("{} has no recording of the cut {:?}", shard.tar.display(), cut.id()),
+            )
+        })?;
+        let tar = shard
+            .tar
+            .to_str()
+            .ok_or_else(|| refuse("unsafe_name", "the path is not UTF-8"))?;
+        let wanted = Wanted {
+            files: Vec::new(),
+            member: Some((shard.tar.clone(), member.clone())),
+        };
+        let name = if shard.number.is_empty() { "shar" } else { &shard.number };
+        cut.row(
+            name.to_string(),
+            wanted,
+            Some((tar.to_string(), member.clone())),
+            &self.common,
+        )
+    }
+}
+
+impl Corpus for Shar {
+    fn told(&self) -> String {
+        format!("Lhotse Shar of {} shards", self.shards.len())
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, (shard, block)): (usize, (&Shard, usize))| Part {
+            name: Partition::from(format!("cuts.{}/{block:06}", shard.number)),
+            number,
+            files: vec![shard.cuts.path.clone()],
+            looks: String::new(),
+        };
+        self.places().enumerate().map(part).collect()
+    }
+
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        let Some((shard, block)) = self.places().nth(part.number) else {
+            return Ok(());
+        };
+        shard.cuts.still()?;
+        let members = members(&shard.tar)?;
+        shard.cuts.lines(shard.blocks[block], &mut |line| {
+            take_line(take, line.number, line.text, |text| self.row(text, shard, &members))
+        })
+    }
+}

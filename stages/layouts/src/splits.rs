@@ -1,0 +1,126 @@
+//! Splits of a corpus: train, validation, test, by the names that corpora give them.
+
+use std::path::Path;
+
+use flow_corpus::ManifestError;
+
+use super::wrong;
+
+/// Names of one split, by Hugging Face's list of keywords. The first is the usual one.
+const KEYWORDS: [&[&str]; 3] = [
+    &["train", "training"],
+    &["validation", "valid", "dev", "val"],
+    &["test", "testing", "eval", "evaluation"],
+];
+
+/// The setting that represents all splits.
+const ALL: &str = "all";
+
+/// The usual name of a split: `dev` is `validation`.
+pub fn usual(name: &str) -> &str {
+    let known = KEYWORDS
+        .iter()
+        .find(|names| names.iter().any(|other| other.eq_ignore_ascii_case(name)));
+    known.map_or(name, |names| names[0])
+}
+
+/// The split that a longer name mentions: `train-clean-100` and `my.train.v2` of `train`; the name itself where it mentions none.
+pub fn spoken_of(name: &str) -> &str {
+    let mut parts = name.split(['-', '.', '_', ' ']);
+    parts
+        .find_map(|part| {
+            KEYWORDS
+                .iter()
+                .find(|names| names.contains(&part))
+                .map(|names| names[0])
+        })
+        .unwrap_or(name)
+}
+
+/// Which splits are read: those that `setting` names (by their own name, or by another of the same split), else the only one, else
+/// those for training. Gives their places, and what is told of it where there are several.
+///
+/// # Errors
+/// Where there is none of the name, or none is for training.
+pub fn chosen<N: AsRef<str>>(
+    names: &[N],
+    setting: &str,
+    root: &Path,
+) -> Result<(Vec<usize>, Option<String>), ManifestError> {
+    let all: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    let places = |is: &dyn Fn(&str) -> bool| -> Vec<usize> { (0..all.len()).filter(|place| is(all[*place])).collect() };
+    let mut distinct = all.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let found = match setting {
+        ALL => places(&|_| true),
+        "" if distinct.len() <= 1 => places(&|_| true),
+        "" => {
+            let exact = places(&|name| usual(name) == "train");
+            if exact.is_empty() {
+                places(&|name| spoken_of(name) == "train")
+            } else {
+                exact
+            }
+        }
+        wanted => {
+            let exact = places(&|name| name.eq_ignore_ascii_case(wanted));
+            if exact.is_empty() {
+                places(&|name| usual(name) == usual(wanted))
+            } else {
+                exact
+            }
+        }
+    };
+    if found.is_empty() {
+        let what = match setting {
+            "" => "it has no split called train".to_string(),
+            wanted => format!("it has no split {wanted:?}, which `split` names"),
+        };
+        return Err(wrong(
+            root,
+            format!(
+                "{what}; its splits are {} (`split: all` reads all)",
+                distinct.join(", ")
+            ),
+        ));
+    }
+    let mut read: Vec<&str> = found.iter().map(|place| all[*place]).collect();
+    read.sort_unstable();
+    read.dedup();
+    let told =
+        (distinct.len() > 1).then(|| format!("of the splits {} `{}` is read", distinct.join(", "), read.join("`, `")));
+    Ok((found, told))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_split_for_training_is_read_unless_another_is_named() {
+        let chosen = |names: &[&str], setting: &str| match chosen(names, setting, Path::new("c")) {
+            Ok((places, told)) => (places, told.unwrap_or_default()),
+            Err(error) => (Vec::new(), error.to_string()),
+        };
+        let three = ["dev", "test", "train"];
+        assert_eq!(
+            chosen(&three, ""),
+            (vec![2], "of the splits dev, test, train `train` is read".into())
+        );
+        assert_eq!(chosen(&three, "validation").0, [0]);
+        assert_eq!(chosen(&three, "all").0, [0, 1, 2]);
+        assert_eq!(chosen(&["anything"], ""), (vec![0], String::new()));
+        assert_eq!(
+            chosen(&["train-clean-100", "train-other-500", "test-clean"], "").0,
+            [0, 1]
+        );
+        assert_eq!(chosen(&["train-clean-100", "test-clean"], "test-clean").0, [1]);
+        assert!(
+            chosen(&["a", "b"], "")
+                .1
+                .contains("no split called train; its splits are a, b")
+        );
+        assert!(chosen(&three, "9_hours").1.contains("no split \"9_hours\""));
+    }
+}

@@ -1,0 +1,168 @@
+//! Corpora whose rows are lines of lists or of tables without quotes.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use flow_corpus::files::label;
+use flow_corpus::manifest_row::{ManifestRow, Refusal, refuse};
+use flow_corpus::{ManifestError, take_line};
+use flow_kind::{Partition, StageError};
+
+use super::line_file::{Block, LineFile};
+use super::{Corpus, Part, Take};
+
+/// Makes a row of a line, given the number of the file among those that are read.
+type RowOfLine = dyn Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync;
+
+/// Files of lines, each of which is a row.
+pub struct TableLines {
+    files: Vec<(LineFile, Vec<Block>)>,
+    /// Whether the first line of each file is a heading.
+    has_heading: bool,
+    told: String,
+    row: Box<RowOfLine>,
+}
+
+impl TableLines {
+    /// # Errors
+    /// When a file cannot be read.
+    pub fn open(
+        paths: &[PathBuf],
+        has_heading: bool,
+        told: String,
+        scratch: &Path,
+        row: impl Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync + 'static,
+    ) -> Result<TableLines, ManifestError> {
+        let open = |path: &PathBuf| {
+            let file = LineFile::open(path, scratch)?;
+            let blocks = file.blocks(|_, _| {})?;
+            Ok((file, blocks))
+        };
+        let files = paths.iter().map(open).collect::<Result<_, ManifestError>>()?;
+        Ok(TableLines::of(files, has_heading, told, row))
+    }
+
+    /// Of files that are open, each with all its blocks.
+    pub fn of(
+        files: Vec<(LineFile, Vec<Block>)>,
+        has_heading: bool,
+        told: String,
+        row: impl Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync + 'static,
+    ) -> TableLines {
+        TableLines {
+            files,
+            has_heading,
+            told,
+            row: Box::new(row),
+        }
+    }
+
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let of_file =
+            |(file, (_, blocks)): (usize, &(LineFile, Vec<Block>))| (0..blocks.len()).map(move |block| (file, block));
+        self.files.iter().enumerate().flat_map(of_file)
+    }
+}
+
+impl Corpus for TableLines {
+    fn told(&self) -> String {
+        self.told.clone()
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, (file, block)): (usize, (usize, usize))| {
+            let path = &self.files[file].0.path;
+            Part {
+                name: Partition::from(format!("{}/{block:06}", label(file, path))),
+                number,
+                files: vec![path.clone()],
+                looks: String::new(),
+            }
+        };
+        self.places().enumerate().map(part).collect()
+    }
+
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        let Some((number, block)) = self.places().nth(part.number) else {
+            return Ok(());
+        };
+        let (file, blocks) = &self.files[number];
+        file.still()?;
+        file.lines(blocks[block], &mut |line| {
+            if self.has_heading && line.offset == 0 {
+                return Ok(());
+            }
+            take_line(take, line.number, line.text, |text| (self.row)(number, text))
+        })
+    }
+}
+
+/// Most bytes of a first line.
+const LONGEST_HEADING: u64 = 1 << 16;
+
+/// The first line of a table, without a byte order mark and the end of the line; none where it cannot be read or is not UTF-8.
+pub fn first_line(table: &Path) -> Option<String> {
+    let file = std::fs::File::open(table).ok()?.take(LONGEST_HEADING);
+    let mut line = String::new();
+    BufReader::new(file).read_line(&mut line).ok()?;
+    Some(
+        line.trim_start_matches('\u{feff}')
+            .trim_end_matches(['\n', '\r'])
+            .to_string(),
+    )
+}
+
+/// The fields of a line, which are at least `least`.
+///
+/// # Errors
+/// Where there are fewer.
+pub fn fields(line: &str, separator: char, least: usize) -> Result<Vec<&str>, Refusal> {
+    let fields: Vec<&str> = line.split(separator).collect();
+    match fields.len() {
+        found if found < least => Err(refuse("bad_line", format!("{found} fields in place of {least}"))),
+        _ => Ok(fields),
+    }
+}
+
+/// The places of columns of a heading without quotes.
+#[derive(Clone, Debug)]
+pub struct Heading(Vec<String>);
+
+impl Heading {
+    pub fn of(line: &str, separator: char) -> Heading {
+        Heading(line.split(separator).map(|name| name.trim().to_string()).collect())
+    }
+
+    /// The fields of a line under this heading.
+    ///
+    /// # Errors
+    /// Where there are more or fewer.
+    pub fn fields<'l>(&self, line: &'l str, separator: char) -> Result<Vec<&'l str>, Refusal> {
+        let fields: Vec<&str> = line.split(separator).collect();
+        match fields.len() == self.0.len() {
+            true => Ok(fields),
+            false => Err(refuse(
+                "bad_line",
+                format!("{} fields under a heading of {}", fields.len(), self.0.len()),
+            )),
+        }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|other| other == name)
+    }
+
+    /// The field of a column; empty where there is no such column.
+    pub fn get<'l>(&self, fields: &[&'l str], name: &str) -> &'l str {
+        let place = self.0.iter().position(|other| other == name);
+        place
+            .and_then(|place| fields.get(place))
+            .copied()
+            .unwrap_or_default()
+            .trim()
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}

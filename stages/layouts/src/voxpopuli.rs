@@ -1,0 +1,125 @@
+//! VoxPopuli: `transcribed_data/<lang>/asr_train.tsv`, and recordings in folders of years (`2009/<id>.ogg`).
+
+use std::path::{Path, PathBuf};
+
+use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::text_tables::renamed;
+use flow_corpus::{ManifestError, ReadSettings};
+use serde_json::Map;
+
+use super::splits::chosen;
+use super::table_lines::{Heading, TableLines, first_line};
+use super::utterance::{Common, Utterance, text_of};
+use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, wrong};
+
+const TEXT: &str = "normalized_text";
+const OTHER_TEXT: &str = "raw_text";
+/// Letters of an id that name the folder of its year.
+const YEAR: usize = 4;
+
+/// The tables of a folder of one language, by split.
+fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
+    let entries = entries_of(folder);
+    let names = &entries.names;
+    let table = |name: &String| {
+        let split = name.strip_prefix("asr_")?.strip_suffix(".tsv")?;
+        let path = folder.join(name);
+        let heading = Heading::of(&first_line(&path)?, '\t');
+        (heading.has("id") && heading.has(OTHER_TEXT)).then(|| (path, split.to_string()))
+    };
+    names.iter().filter_map(table).collect()
+}
+
+/// The tables of a folder of one language, or of all below `transcribed_data`: the path, the split, the language.
+fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
+    let above = match root.join("transcribed_data") {
+        inner if inner.is_dir() => inner,
+        _ => root.to_path_buf(),
+    };
+    let name = |folder: &Path| {
+        let absolute = std::path::absolute(folder).unwrap_or_default();
+        absolute.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    };
+    let entries = entries_of(&above);
+    // A folder for each language.
+    let folders = entries.folders.iter().take(MOST_FOLDERS).map(|name| above.join(name));
+    let folders = std::iter::once(above.clone()).chain(folders);
+    folders
+        .flat_map(|folder| {
+            let lang = name(&folder);
+            tables_in(&folder)
+                .into_iter()
+                .map(move |(path, split)| (path, split, lang.clone()))
+        })
+        .collect()
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    let (path, ..) = tables(root).into_iter().next()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let all = tables(root);
+    let names: Vec<&str> = all.iter().map(|(_, split, _)| split.as_str()).collect();
+    let (places, told) = chosen(&names, &settings.split, root)?;
+    let tables: Vec<(PathBuf, String, String)> = places.into_iter().map(|place| all[place].clone()).collect();
+    let files: Vec<PathBuf> = tables.iter().map(|(path, ..)| path.clone()).collect();
+    let headings = files.iter().map(|path| {
+        let line = first_line(path).ok_or_else(|| wrong(path, "it cannot be read"))?;
+        Ok(Heading::of(&line, '\t'))
+    });
+    let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;
+    // The text is chosen as of other tables.
+    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
+    if let Some((theirs, ours)) = pairs.iter().find(|(_, ours)| *ours != "text") {
+        let why =
+            format!("`columns` has {theirs}={ours}, but of VoxPopuli it says which text is read: [{OTHER_TEXT}=text]");
+        return Err(wrong(root, why));
+    }
+    let named = pairs
+        .iter()
+        .find(|(_, ours)| *ours == "text")
+        .map_or(TEXT, |(theirs, _)| theirs);
+    if let Some((path, _)) = files.iter().zip(&headings).find(|(_, heading)| !heading.has(named)) {
+        return Err(wrong(
+            path,
+            format!("it has no column {named:?}, which `columns` names"),
+        ));
+    }
+    let text = named.to_string();
+    let told = told.map_or_else(String::new, |told| format!("; {told}"));
+    let told = format!("VoxPopuli; texts are of the column {text}{told}");
+    let common = Common::of(settings);
+    let row = move |file: usize, line: &str| {
+        let heading = &headings[file];
+        let fields = heading.fields(line, '\t')?;
+        let get = |name: &str| heading.get(&fields, name);
+        let id = get("id");
+        if id.is_empty() || flow_corpus::names::unsafe_name(id) {
+            return Err(refuse("unsafe_name", format!("{id:?}")));
+        }
+        let year: String = id.chars().take(YEAR).collect();
+        let (table, split, lang) = &tables[file];
+        let folder = table.parent().unwrap_or(Path::new(""));
+        let mut extra = Map::new();
+        for name in heading
+            .names()
+            .filter(|name| ![text.as_str(), "id", "split"].contains(name))
+        {
+            let key = if name == "speaker_id" { "speaker" } else { name };
+            extra.insert(key.to_string(), get(name).into());
+        }
+        Ok(Utterance {
+            id: id.to_string(),
+            shard: format!("{lang}_{split}"),
+            text: text_of(get(&text), &text)?,
+            folder_lang: super::utterance::language_called(lang).map(str::to_string),
+            wanted: Wanted::file(folder.join(year).join(format!("{id}.ogg"))),
+            extra,
+            ..Utterance::default()
+        }
+        .row(&common))
+    };
+    LaidOut::of(TableLines::open(&files, true, told, scratch, row)?, root, settings)
+}
