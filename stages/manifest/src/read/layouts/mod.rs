@@ -20,6 +20,7 @@ mod utterance;
 mod voxpopuli;
 mod webdataset;
 mod yodas;
+mod yodas2;
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -84,6 +85,9 @@ pub enum Layout {
     WebDataset,
     /// YODAS: `text/00000000.txt` beside `audio/00000000.tar` or a folder of this name.
     Yodas,
+    /// YODAS2: `text/00000000.json` beside `audio/00000000.tar` or a folder of this name, with recordings of whole videos.
+    #[serde(rename = "yodas_2")]
+    Yodas2,
     /// Long recordings, each with its subtitles (`.srt`, `.vtt`) beside it.
     Subtitles,
     /// Recordings, each with its text (`.txt`, `.lab`) beside it or in a list (`.trans.txt`), as LibriSpeech has them.
@@ -114,7 +118,7 @@ const fn known(layout: Layout, name: &'static str, detect: fn(&Path) -> Option<S
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
-const KNOWN: [Known; 19] = [
+const KNOWN: [Known; 20] = [
     known(
         Layout::LhotseRecordings,
         "lhotse_recordings",
@@ -178,12 +182,14 @@ const KNOWN: [Known; 19] = [
     ),
     known(Layout::WebDataset, "webdataset", webdataset::detect, webdataset::open),
     known(Layout::Yodas, "yodas", yodas::detect, yodas::open),
+    known(Layout::Yodas2, "yodas_2", yodas2::detect, yodas2::open),
     known(Layout::Subtitles, "subtitles", subtitles::detect, subtitles::open),
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 12] = [
+const WITHOUT_COLUMNS: [Layout; 13] = [
     Layout::Yodas,
+    Layout::Yodas2,
     Layout::Gigaspeech2,
     Layout::LhotseRecordings,
     Layout::LhotseCuts,
@@ -197,8 +203,9 @@ const WITHOUT_COLUMNS: [Layout; 12] = [
     Layout::Transcripts,
 ];
 /// Layouts without splits that `split` could name.
-const WITHOUT_SPLITS: [Layout; 7] = [
+const WITHOUT_SPLITS: [Layout; 8] = [
     Layout::Yodas,
+    Layout::Yodas2,
     Layout::LhotseShar,
     Layout::Kaldi,
     Layout::Ljspeech,
