@@ -8,6 +8,7 @@ const AUGMENT: &str = "`augment` is a list of steps such as {mix: {path: NOISE}}
 const FIGURES: &str =
     "each step's figures go to metrics.jsonl and to TensorBoard's event files, in the folder of the checkpoints";
 const STOP: &str = "`early_stopping` is a map such as {patience: 10, min_delta: 0.001} (docs/training.md)";
+const MLFLOW: &str = "`mlflow` is a map such as {folder: mlruns, experiment_name: flow} (docs/training.md)";
 const RESUMED: &str = "the next run goes on from the last checkpoint by itself";
 const THREADS: &str = "`flow run --workers` sets how many threads work";
 const ANY_RATE: &str = "recordings of any sample rate are taken";
@@ -97,9 +98,10 @@ const NEAR: &[(&str, &str, &str)] = &[
     (
         FIGURES,
         "checkpoints",
-        "wandb wandb_project create_wandb_logger mlflow report_to logger logging_dir logging_steps log_every_n_steps \
+        "wandb wandb_project create_wandb_logger report_to logger logging_dir logging_steps log_every_n_steps \
          tensorboard create_tensorboard_logger",
     ),
+    (MLFLOW, "mlflow", "mlflow create_mlflow_logger mlflow_logger_kwargs"),
     (
         RESUMED,
         "on_change checkpoints",
@@ -209,6 +211,7 @@ mod tests {
             ("lora_rank=8", &["train.lora"]),
             ("train.noise=0.1", &["train.augment", "train.speeds"]),
             ("wandb=my-project", &["checkpoints"]),
+            ("create_mlflow_logger=true", &["train.mlflow"]),
             ("hf_token=abc", &["hub_token"]),
         ] {
             let overrides = Overrides {

@@ -29,7 +29,7 @@ use flow_base::reject::{ID_COLUMN, Reject};
 use flow_base::row_number::ROW;
 use flow_decide::stored::Decisions;
 use flow_decide::{Ended, Resources, decide_generations};
-use flow_kind::context::{Cancel, Context, ProcessShare, StopAsked, Waker};
+use flow_kind::context::{Cancel, Context, ProcessShare, RunLabels, StopAsked, Waker};
 use flow_kind::decision::Decision;
 use flow_kind::inputs::{self, InputPort, Inputs, Offered, Reads};
 use flow_kind::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
@@ -261,6 +261,7 @@ impl<K: Kind> Harness<K> {
         let bell = Arc::clone(&woken);
         let context = Context {
             stage: "harness".into(),
+            labels: RunLabels::default(),
             inputs: described,
             artifacts: artifacts.into(),
             rejects: RejectSet::in_memory(self.rejects.clone()),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use flow_decide::StandingDecisions;
+use flow_kind::context::RunLabels;
 use flow_plan::select::Selection;
 use flow_processes::Processes;
 
@@ -45,6 +46,14 @@ pub struct Options {
 }
 
 impl Options {
+    /// What stages may know of how the run is called.
+    pub(crate) fn labels(&self) -> RunLabels {
+        RunLabels {
+            name: self.name.clone(),
+            note: self.note.clone(),
+        }
+    }
+
     pub fn new(state: impl Into<PathBuf>) -> Self {
         Options {
             state: state.into(),

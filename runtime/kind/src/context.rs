@@ -12,11 +12,19 @@ use flow_base::event::{Event, Events};
 use flow_processes::Processes;
 use flow_store::{Artifact, RejectSet};
 
+/// What people call a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunLabels {
+    pub name: Option<String>,
+    pub note: Option<String>,
+}
+
 /// Handed to [`crate::Kind::open`]: one per body, that is, one per stage and worker.
 #[derive(Clone)]
 pub struct Context {
     /// The stage's name in this run, with its group: `manifest/dedup`.
     pub stage: String,
+    pub labels: RunLabels,
     /// Names and schemas of all inputs: what [`crate::Kind::shape`] was given.
     pub inputs: Inputs,
     /// By place in `inputs`; `None` for streamed ones.

@@ -19,7 +19,7 @@ pub use flow_processes as processes;
 pub use flow_store as store;
 
 pub use available_memory::available_memory;
-pub use context::{Context, ProcessShare};
+pub use context::{Context, ProcessShare, RunLabels};
 pub use decision::{ChoiceRows, Decision, GroupChoice, GroupDecision, GroupKey, GroupRows};
 pub use digest::Digest;
 pub use error::StageError;

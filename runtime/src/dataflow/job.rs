@@ -12,7 +12,7 @@ use flow_base::event::{Event, Events};
 use flow_base::partition::Partition;
 use flow_base::reject::{ReasonCount, Reject, RejectClass};
 use flow_decide::stored::Decisions;
-use flow_kind::context::{Cancel, CompareUnreadable, Context, StopAsked, Waker};
+use flow_kind::context::{Cancel, CompareUnreadable, Context, RunLabels, StopAsked, Waker};
 use flow_kind::inputs::Inputs;
 use flow_kind::kind::{Conservation, Port};
 use flow_kind::registry::AnySettings;
@@ -49,6 +49,7 @@ pub(crate) struct RegionJob {
     pub id_column: &'static str,
     pub in_flight: Arc<InFlight>,
     pub as_bytes: bool,
+    pub labels: RunLabels,
     pub store: Store,
     /// Where the run notes what its stages have; none in a process that follows another one's run.
     pub snapshots: Option<SnapshotWriter>,
@@ -119,6 +120,7 @@ impl NodeJob {
     pub fn context(&self, job: &RegionJob, worker: usize, waker: Waker) -> Context {
         Context {
             stage: self.stage.clone(),
+            labels: job.labels.clone(),
             inputs: self.inputs.clone(),
             artifacts: Arc::clone(&self.artifacts),
             rejects: self.rejects.clone(),

@@ -239,6 +239,7 @@ impl PlanState {
         };
         Ok(Some(Context {
             stage,
+            labels: self.options.labels(),
             inputs: self.described_inputs(node),
             artifacts: artifacts.into(),
             rejects: self.rejects_before(node),
@@ -316,6 +317,7 @@ impl PlanState {
         let stage = self.stage(node);
         let context = Context {
             stage: stage.name.clone(),
+            labels: self.options.labels(),
             inputs: self.described_inputs(node),
             artifacts: vec![None; stage.inputs.len()].into(),
             rejects: RejectSet::default(),

@@ -70,6 +70,7 @@ pub(super) fn region_job(
             own,
         )),
         as_bytes: state.options.as_bytes,
+        labels: state.options.labels(),
         store: state.store.clone(),
         snapshots: snapshots.cloned(),
         events: state.events.clone(),

@@ -48,6 +48,9 @@ pub enum Layout {
     WebDataset,
     /// YODAS: `text/00000000.txt` beside `audio/00000000.tar` or a folder of this name.
     Yodas,
+    /// YODAS2: `text/00000000.json` beside `audio/00000000.tar` or a folder of this name, with recordings of whole videos.
+    #[serde(rename = "yodas_2")]
+    Yodas2,
     /// Long recordings, each with its subtitles (`.srt`, `.vtt`) beside it.
     Subtitles,
     /// Recordings, each with its text (`.txt`, `.lab`) beside it or in a list (`.trans.txt`), as LibriSpeech has them.

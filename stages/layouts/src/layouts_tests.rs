@@ -320,6 +320,77 @@ fn yodas_is_read_from_tars_and_folders() {
 }
 
 #[test]
+fn utterances_of_yodas2_are_parts_of_videos() {
+    let folder = copied(&["wav/a.flac"]);
+    let at = |name: &str| folder.path().join("data/hi100").join(name);
+    // Names of videos have dashes, too.
+    let (first, second) = ("-a-b_1", "v2");
+    let texts = format!(
+        r#"[{{"audio_id": "{first}", "text": {{
+            "{first}-00000-00000005-00000020": "ek \"do\"",
+            "{first}-00001-00000020-00000050": " teen ",
+            "{first}-00002-00000030-00000030": "x",
+            "{first}-00003-00000030": "x",
+            "{first}-00004-00000001-00000002": "",
+            "{first}-00005-00000001-00000002": 7}}}},
+          {{"audio_id": "../../x", "text": {{"x-00000-00000001-00000002": "y"}}}},
+          {{"text": {{}}}},
+          {{"audio_id": "{second}", "duration": 1.5, "text": {{}}}}]"#
+    );
+    lay_out(
+        folder.path(),
+        &[
+            ("data/hi100/text/00000000.json", &texts),
+            (
+                "data/hi100/text/00000001.json",
+                r#"[{"audio_id": "v2", "text": {"v2-00000-00000010-00000035": "chaar"}}]"#,
+            ),
+            ("data/hi100/text/00000002.json", r#"[{"audio_id": "v2", "te"#),
+        ],
+    );
+    fs::create_dir_all(at("audio/00000001")).unwrap();
+    fs::create_dir_all(at("audio/00000002")).unwrap();
+    assert!(failure(settings(&at(""))).contains("00000000.tar"));
+    fs::copy(data("wav").join("b.flac"), at("audio/00000001/v2.wav")).unwrap();
+    fs::copy(data("wav").join("a.flac"), folder.path().join(format!("{first}.wav"))).unwrap();
+    let tar = std::process::Command::new("tar")
+        .arg("-C")
+        .arg(folder.path())
+        .arg("-cf")
+        .arg(at("audio/00000000.tar"))
+        .arg(format!("./{first}.wav"))
+        .status();
+    assert!(tar.unwrap().success());
+    let output = run(settings(&at("")));
+    let expected = [
+        row(
+            &format!("{first}-00000-00000005-00000020"),
+            "ek \"do\"",
+            "hi",
+            Some(0.05),
+            0.15,
+        ),
+        row(
+            &format!("{first}-00001-00000020-00000050"),
+            "teen",
+            "hi",
+            Some(0.2),
+            0.3,
+        ),
+        row("v2-00000-00000010-00000035", "chaar", "hi", Some(0.1), 0.25),
+    ];
+    assert_eq!(rows_of(&output), expected);
+    assert_eq!(recordings_of(&output)[..2], [wav("a.flac"), wav("a.flac")]);
+    let refused = [
+        ("bad_json", 2),
+        ("duration_invalid", 2),
+        ("missing_text", 2),
+        ("unsafe_name", 1),
+    ];
+    assert_eq!(by_reason(&output), counts(&refused));
+}
+
+#[test]
 fn folders_of_kaldi_are_joined_by_ids() {
     let folder = copied(&["wav/a.flac", "wav/b.flac", "kaldi/flac.ark", "kaldi/wav.ark"]);
     let at = |name: &str| folder.path().join(name);

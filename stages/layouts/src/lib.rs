@@ -25,6 +25,7 @@ mod utterance;
 mod voxpopuli;
 mod webdataset;
 mod yodas;
+mod yodas2;
 
 pub use manifest_line::line_of;
 
@@ -57,7 +58,7 @@ const fn known(layout: Layout, name: &'static str, detect: fn(&Path) -> Option<S
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
-const KNOWN: [Known; 19] = [
+const KNOWN: [Known; 20] = [
     known(
         Layout::LhotseRecordings,
         "lhotse_recordings",
@@ -121,12 +122,14 @@ const KNOWN: [Known; 19] = [
     ),
     known(Layout::WebDataset, "webdataset", webdataset::detect, webdataset::open),
     known(Layout::Yodas, "yodas", yodas::detect, yodas::open),
+    known(Layout::Yodas2, "yodas_2", yodas2::detect, yodas2::open),
     known(Layout::Subtitles, "subtitles", subtitles::detect, subtitles::open),
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 12] = [
+const WITHOUT_COLUMNS: [Layout; 13] = [
     Layout::Yodas,
+    Layout::Yodas2,
     Layout::Gigaspeech2,
     Layout::LhotseRecordings,
     Layout::LhotseCuts,
@@ -140,8 +143,9 @@ const WITHOUT_COLUMNS: [Layout; 12] = [
     Layout::Transcripts,
 ];
 /// Layouts without splits that `split` could name.
-const WITHOUT_SPLITS: [Layout; 7] = [
+const WITHOUT_SPLITS: [Layout; 8] = [
     Layout::Yodas,
+    Layout::Yodas2,
     Layout::LhotseShar,
     Layout::Kaldi,
     Layout::Ljspeech,

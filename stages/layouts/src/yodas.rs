@@ -12,26 +12,73 @@ use super::{LaidOut, Manifest, entries_of, wrong};
 /// Letters of the number of a shard.
 const NUMBER: usize = 8;
 
-/// The shards of a folder, by their numbers: lists of texts, and what the recordings are in.
-fn shards(root: &Path) -> Vec<(PathBuf, PathBuf)> {
+/// A shard: its list of texts, and what its recordings are in, without the ending.
+pub struct Shard {
+    pub text: PathBuf,
+    audio: PathBuf,
+}
+
+/// Where a recording may be: files, a member of a tar, and the same as path and name, which are empty without a tar.
+type Place = (Vec<PathBuf>, Option<(PathBuf, String)>, String, String);
+
+impl Shard {
+    pub fn name(&self) -> String {
+        self.text.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Where the recording `name.wav` may be.
+    pub fn recording(&self, name: &str) -> Place {
+        let (tar, member) = (self.audio.with_extension("tar"), format!("{name}.wav"));
+        let (tar_path, tar_member_name) = match tar.to_str().filter(|_| tar.is_file()) {
+            Some(path) => (path.to_owned(), member.clone()),
+            None => Default::default(),
+        };
+        let files = vec![self.audio.join(&member)];
+        let member = (!tar_path.is_empty()).then_some((tar, member));
+        (files, member, tar_path, tar_member_name)
+    }
+}
+
+/// The shards of a folder, by their numbers.
+pub fn shards(root: &Path, ending: &str) -> Vec<Shard> {
     let entries = entries_of(&root.join("text"));
     let shard = |name: &String| {
-        let number = name.strip_suffix(".txt")?;
+        let number = name.strip_suffix(ending)?.strip_suffix('.')?;
         let is_number = number.len() == NUMBER && number.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| (root.join("text").join(name), root.join("audio").join(number)))
+        is_number.then(|| Shard {
+            text: root.join("text").join(name),
+            audio: root.join("audio").join(number),
+        })
     };
     entries.names.iter().filter_map(shard).collect()
 }
 
+/// Refuses shards whose recordings are not there, or in an archive that is packed.
+pub fn unpacked(root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
+    let missing = |shard: &&Shard| !shard.audio.is_dir() && !shard.audio.with_extension("tar").is_file();
+    let Some(Shard { audio, .. }) = shards.iter().find(missing) else {
+        return Ok(());
+    };
+    let packed = audio.with_extension("tar.gz");
+    let why = match packed.is_file() {
+        true => format!("{} cannot be read at places: unpack it with gunzip", packed.display()),
+        false => format!(
+            "the recordings of its texts are not there: {} or {0}.tar",
+            audio.display()
+        ),
+    };
+    Err(wrong(root, why))
+}
+
 pub fn detect(root: &Path) -> Option<String> {
-    let (text, _) = shards(root).into_iter().next()?;
+    let Shard { text, .. } = shards(root, "txt").into_iter().next()?;
     root.join("audio")
         .is_dir()
         .then(|| format!("text/{} beside audio", text.file_name().unwrap_or_default().display()))
 }
 
 /// The language of `hi000`, whose digits say how the subtitles were made, and which part it is.
-fn language_of(root: &Path) -> Option<String> {
+pub fn language_of(root: &Path) -> Option<String> {
     let absolute = std::path::absolute(root).ok()?;
     let lang = absolute
         .file_name()?
@@ -41,44 +88,23 @@ fn language_of(root: &Path) -> Option<String> {
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
-    let shards = shards(root);
-    let files: Vec<PathBuf> = shards.iter().map(|(text, _)| text.clone()).collect();
-    if let Some((_, audio)) = shards
-        .iter()
-        .find(|(_, audio)| !audio.is_dir() && !audio.with_extension("tar").is_file())
-    {
-        let packed = audio.with_extension("tar.gz");
-        let why = match packed.is_file() {
-            true => format!("{} cannot be read at places: unpack it with gunzip", packed.display()),
-            false => format!(
-                "the recordings of its texts are not there: {} or {0}.tar",
-                audio.display()
-            ),
-        };
-        return Err(wrong(root, why));
-    }
+    let shards = shards(root, "txt");
+    let files: Vec<PathBuf> = shards.iter().map(|shard| shard.text.clone()).collect();
+    unpacked(root, &shards)?;
     let (common, lang) = (Common::of(settings), language_of(root));
     let row = move |file: usize, line: &str| {
         let (id, text) = line.trim_start().split_once([' ', '\t']).unwrap_or((line, ""));
         if flow_corpus::names::unsafe_name(id) {
             return Err(refuse("unsafe_name", format!("{id:?}")));
         }
-        let (list, audio) = &shards[file];
-        let tar = audio.with_extension("tar");
-        let member = format!("{id}.wav");
-        let (tar_path, tar_member_name) = match tar.to_str().filter(|_| tar.is_file()) {
-            Some(path) => (path.to_owned(), member.clone()),
-            None => Default::default(),
-        };
+        let shard = &shards[file];
+        let (files, member, tar_path, tar_member_name) = shard.recording(id);
         Ok(Utterance {
             id: id.to_owned(),
-            shard: list.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            shard: shard.name(),
             text: text_of(text, "the line has no text")?,
             folder_lang: lang.clone(),
-            wanted: Wanted {
-                files: vec![audio.join(&member)],
-                member: (!tar_path.is_empty()).then_some((tar, member)),
-            },
+            wanted: Wanted { files, member },
             tar_path,
             tar_member_name,
             ..Utterance::default()

@@ -64,6 +64,7 @@ fn main() {
         json!({"clip_amplitude": {"prob": 1}}),
         json!({"lowpass": {"prob": 1}}),
         json!({"narrowband": {"prob": 1}}),
+        json!({"compress": {"prob": 1}}),
     ];
     for step in &steps {
         let name = step
@@ -73,6 +74,13 @@ fn main() {
             .unwrap_or_default();
         report(&name, &json!([step]), &utterances, decoding, seconds);
     }
+    report(
+        "reverb_rir, simulated",
+        &json!([{"reverb_rir": {"prob": 1}}]),
+        &utterances,
+        decoding,
+        seconds,
+    );
     let usual = json!([
         {"mix": {"path": noise, "prob": 0.5}},
         {"reverb_rir": {"path": rooms, "prob": 0.3}},

@@ -15,6 +15,7 @@ pub mod loaded_rows;
 pub mod long_texts;
 pub mod memory;
 pub mod metrics;
+pub mod mlflow;
 pub mod model_from;
 pub mod model_settings;
 pub mod optimizer;

@@ -5,7 +5,8 @@
 //! which a device had no memory left) when they happen. `step` is the number of optimizer
 //! steps done, `time` when the line was written, in seconds since 1970. Figures that other programs report too are
 //! repeated under their usual names: `train_loss` and `learning_rate` in lines of training, `val_loss`, `val_wer` and
-//! `val_cer` in evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`.
+//! `val_cer` in evaluations. The same figures go to TensorBoard's event files in the folder `tensorboard`, and
+//! where the settings ask for it into MLflow's file store.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -15,6 +16,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::error::TrainingError;
+use crate::mlflow;
+use crate::resolved_settings::ResolvedSettings;
 use crate::tensorboard::EventFile;
 
 /// Name of the file within the checkpoint folder.
@@ -25,6 +28,7 @@ pub struct Metrics {
     path: PathBuf,
     file: File,
     events: EventFile,
+    mlflow: Option<mlflow::Run>,
 }
 
 impl Metrics {
@@ -35,7 +39,12 @@ impl Metrics {
         let events = EventFile::begin(folder, checkpoint)?;
         let Some(step) = checkpoint else {
             let file = File::create(&path).map_err(TrainingError::file(&path))?;
-            return Ok(Metrics { path, file, events });
+            return Ok(Metrics {
+                path,
+                file,
+                events,
+                mlflow: None,
+            });
         };
         if path.exists() {
             let kept: Vec<String> = BufReader::new(File::open(&path).map_err(TrainingError::file(&path))?)
@@ -59,14 +68,40 @@ impl Metrics {
             .append(true)
             .open(&path)
             .map_err(TrainingError::file(&path))?;
-        Ok(Metrics { path, file, events })
+        Ok(Metrics {
+            path,
+            file,
+            events,
+            mlflow: None,
+        })
+    }
+
+    /// Writes what the file holds, and later lines, into MLflow's file store too, where the settings ask for it.
+    pub fn follow_settings(&mut self, settings: &ResolvedSettings) -> Result<(), TrainingError> {
+        if let Some(mlflow) = &settings.mlflow {
+            let folder = self.path.parent().unwrap_or(Path::new(""));
+            self.mlflow = Some(mlflow::Run::open(folder, mlflow, settings, self.lines().iter())?);
+        }
+        Ok(())
+    }
+
+    /// All steps are done.
+    pub fn finish(&mut self) -> Result<(), TrainingError> {
+        self.mlflow.as_mut().map_or(Ok(()), mlflow::Run::finish)
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        text.lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect()
     }
 
     /// Whether there is an evaluation after this many steps.
     pub fn has_evaluation(&self, step: u64) -> bool {
-        let text = fs::read_to_string(&self.path).unwrap_or_default();
-        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        lines.any(|line| line["kind"] == "evaluation" && line["step"] == step)
+        self.lines()
+            .iter()
+            .any(|line| line["kind"] == "evaluation" && line["step"] == step)
     }
 
     /// Writes a line, with the time and the usual names.
@@ -77,7 +112,8 @@ impl Metrics {
         self.file
             .write_all(line.as_bytes())
             .map_err(TrainingError::file(&self.path))?;
-        self.events.line(value)
+        self.events.line(value)?;
+        self.mlflow.as_ref().map_or(Ok(()), |run| run.line(value))
     }
 }
 

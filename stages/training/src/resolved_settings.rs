@@ -8,8 +8,8 @@ use std::sync::Arc;
 use arrow::datatypes::Schema;
 use flow_hub::HubReference;
 use flow_kernels::device::DeviceChoice;
-use flow_kind::read_regular_file;
 use flow_kind::store::path_in_set;
+use flow_kind::{RunLabels, read_regular_file};
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
 use serde_json::{Value, json};
@@ -33,6 +33,8 @@ pub struct ResolvedSettings {
     pub fetched: Option<PathBuf>,
     /// What ranks need of devices that have a memory of their own, where that is to be checked.
     pub device_needs: Option<MemoryCheck>,
+    /// What people call the run.
+    pub labels: RunLabels,
 }
 
 /// The most ranks, over all processes.
@@ -115,6 +117,9 @@ impl ResolvedSettings {
         }
         if !(self.protect.max_rise.is_finite() && self.protect.max_rise >= 0.0) {
             return refuse("protect", "`max_rise` must be a number of at least 0");
+        }
+        if let Some(mlflow) = &self.mlflow {
+            mlflow.check().map_err(|why| TrainingError::setting("mlflow", why))?;
         }
         if let Some(stopping) = &self.early_stopping {
             if self.eval_every == 0 || stopping.patience == 0 {
@@ -372,6 +377,7 @@ impl From<TrainSettings> for ResolvedSettings {
             tokenizer_input: None,
             fetched: None,
             device_needs: None,
+            labels: RunLabels::default(),
         }
     }
 }

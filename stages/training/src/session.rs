@@ -225,6 +225,7 @@ impl Session {
         let width = model.config.encoder.d_model;
         let rate_after_end = steps_before.and_then(|before| settings.rate_after_end(before, record.step, width));
         let mut metrics = Metrics::open(folder.folder(), resumed)?;
+        metrics.follow_settings(settings)?;
         let ranking = settings.ranking();
         let best = checkpoint::best(folder.folder(), ranking)?;
         let lowest = best
@@ -458,6 +459,7 @@ impl Session {
         }
         if self.settings.is_over(&self.record) {
             self.hand_on()?;
+            self.metrics.finish()?;
         }
         Ok(report)
     }

@@ -15,6 +15,7 @@ pub use crate::checkpoint::{KeepBest, Monitor};
 pub use crate::early_stopping::EarlyStopping;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
+pub use crate::mlflow::MlflowSettings;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
@@ -247,6 +248,10 @@ pub struct TrainSettings {
     /// Seconds of the longest clip, which determines the largest micro-batch.
     pub max_duration: f64,
 
+    /// Write the figures into MLflow's file store, too: `{folder: mlruns, experiment_name: flow}`. May be changed between runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mlflow: Option<MlflowSettings>,
+
     /// The content of `tokenizer`; not a setting.
     #[serde(skip)]
     pub tokenizer_read: ReadOnce<Vec<u8>>,
@@ -313,6 +318,7 @@ impl Default for TrainSettings {
             on_change: OnChange::Refuse,
             memory_check: true,
             max_duration: 20.0,
+            mlflow: None,
             tokenizer_read: ReadOnce::default(),
         }
     }

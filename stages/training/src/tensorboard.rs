@@ -106,7 +106,7 @@ impl EventFile {
 }
 
 /// The curves of a line: their names and values.
-fn scalars(line: &Value) -> Vec<(String, f64)> {
+pub(crate) fn scalars(line: &Value) -> Vec<(String, f64)> {
     let mut found = Vec::new();
     let mut add = |tag: String, value: &Value| found.extend(value.as_f64().map(|value| (tag, value)));
     match line["kind"].as_str() {

@@ -114,7 +114,7 @@ impl Kind for TrainingTrain {
         sources
     }
 
-    /// The thresholds of warnings, losses of rows and the token for the hub do not affect the result; TF32 does, also where it is a default.
+    /// The thresholds of warnings, losses of rows, MLflow's store and the token for the hub do not affect the result; TF32 does, also where it is a default.
     fn identity(settings: &TrainSettings) -> Value {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(fields) = identity.as_object_mut() {
@@ -122,6 +122,7 @@ impl Kind for TrainingTrain {
             fields.remove("warn_empty_texts");
             fields.remove("hub_token");
             fields.remove("row_losses");
+            fields.remove("mlflow");
             fields.insert("tf32".into(), settings.uses_tf32().into());
         }
         identity
@@ -148,6 +149,7 @@ impl Kind for TrainingTrain {
         if let Some(tokenizer) = context.input("tokenizer") {
             settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
         }
+        settings.labels = context.labels.clone();
         if context.input("protect").is_none() {
             // Rates of an earlier run, which had the input, end nothing.
             settings.protect.stop = false;

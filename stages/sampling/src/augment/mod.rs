@@ -1,12 +1,14 @@
-//! Augmentation of training audio: noise, rooms, levels, narrow channels.
+//! Augmentation of training audio: noise, rooms, levels, narrow channels, lossy codecs.
 //!
 //! Steps are applied to an utterance in the order of the settings, each with its probability. All draws come from a hash of
 //! seed, epoch, utterance and step, so that they depend on nothing else: not on threads, ranks, resumption or other utterances.
 //! Names and defaults are those of NeMo's `augmentor` and of Lhotse.
 
 pub mod bands;
+pub mod compress;
 pub mod levels;
 pub mod noise;
+pub mod random_room;
 pub mod rooms;
 mod sounds;
 #[cfg(test)]
@@ -25,6 +27,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use bands::Codec;
+use compress::LossyCodec;
 use sounds::Sounds;
 
 /// A step of augmentation: its name, and its settings. `prob` is the probability that it is applied to an utterance. `path` is
@@ -41,7 +44,7 @@ pub enum Step {
     NoiseNorm(NoiseNorm),
     /// NeMo's `white_noise`: of an absolute level.
     WhiteNoise(WhiteNoise),
-    /// Lhotse's reverberation by recorded impulse responses, at the utterance's own power.
+    /// Lhotse's reverberation by recorded or simulated impulse responses, at the utterance's own power.
     ReverbRir(ReverbRir),
     /// NeMo's `impulse`: recorded impulse responses; the result has a peak of 1.
     Impulse(Impulse),
@@ -55,6 +58,8 @@ pub enum Step {
     Lowpass(Lowpass),
     /// A telephone: 8 kHz and G.711.
     Narrowband(Narrowband),
+    /// Lhotse's `compress`: a lossy codec at a low rate.
+    Compress(Compress),
     /// NeMo's `shift`: moves the utterance within itself.
     Shift(Shift),
     /// NeMo's `silence` before and after the utterance, which becomes longer.
@@ -121,7 +126,7 @@ settings! {
         max_level: i32 = -46,
     }
     ReverbRir {
-        /// Folder or pattern of recordings, or a manifest of JSON lines.
+        /// Folder or pattern of recordings, or a manifest of JSON lines. Left out: a room is simulated for each utterance.
         path: String = String::new(),
         /// Probability for an utterance.
         prob: f64 = 0.5,
@@ -174,6 +179,14 @@ settings! {
         /// Codecs; one of them is drawn.
         codecs: Vec<Codec> = vec![Codec::MuLaw, Codec::ALaw],
     }
+    Compress {
+        /// Probability for an utterance.
+        prob: f64 = 0.5,
+        /// Codecs; one of them is drawn. `opus` is possible.
+        codecs: Vec<LossyCodec> = vec![LossyCodec::Opus],
+        /// Least and largest level of compression: 0.8 is 56 kbit/s, 0.99 is 8.5 kbit/s, and 1 is 6 kbit/s.
+        compression_level_interval: [f64; 2] = [0.8, 0.99],
+    }
     Shift {
         /// Probability for an utterance.
         prob: f64 = 0.5,
@@ -214,6 +227,7 @@ impl Step {
             Step::ClipAmplitude(_) => "clip_amplitude",
             Step::Lowpass(_) => "lowpass",
             Step::Narrowband(_) => "narrowband",
+            Step::Compress(_) => "compress",
             Step::Shift(_) => "shift",
             Step::Silence(_) => "silence",
         }
@@ -222,6 +236,7 @@ impl Step {
     /// Where the step's recordings are; none of a step without.
     fn path(&mut self) -> Option<&mut String> {
         match self {
+            Step::ReverbRir(ReverbRir { path, .. }) if path.is_empty() => None,
             Step::Mix(Mix { path, .. })
             | Step::Noise(Noise { path, .. })
             | Step::NoiseNorm(NoiseNorm { path, .. })
@@ -244,6 +259,7 @@ impl Step {
             Step::ClipAmplitude(step) => step.prob,
             Step::Lowpass(step) => step.prob,
             Step::Narrowband(step) => step.prob,
+            Step::Compress(step) => step.prob,
             Step::Shift(step) => step.prob,
             Step::Silence(step) => step.prob,
         }
@@ -271,6 +287,11 @@ impl Step {
                 )]
             }
             Step::ReverbRir(_) | Step::Impulse(_) | Step::Narrowband(_) => Vec::new(),
+            Step::Compress(step) => vec![(
+                "compression_level_interval",
+                step.compression_level_interval,
+                [0.0, 1.0],
+            )],
             Step::Gain(step) => vec![("gain_dbfs", [step.min_gain_dbfs, step.max_gain_dbfs], DB)],
             Step::PerturbVolume(step) => vec![("scale", [step.scale_low, step.scale_high], [0.0, 1e6])],
             Step::ClipAmplitude(step) => vec![
@@ -317,6 +338,11 @@ impl Step {
             return Err("`max_gain_db` is no number".into());
         }
         if let Step::Narrowband(step) = self
+            && step.codecs.is_empty()
+        {
+            return Err("`codecs` is empty".into());
+        }
+        if let Step::Compress(step) = self
             && step.codecs.is_empty()
         {
             return Err("`codecs` is empty".into());
@@ -554,8 +580,11 @@ impl Step {
                 noise::white_noise(&mut signal, level, draws.normals());
             }
             Step::ReverbRir(step) => {
-                let Chosen { sounds, number } = sound()?;
-                rooms::reverb_rir(&mut signal, &sounds.whole(*number)?, step.early_only, SAMPLE_RATE);
+                let response = match chosen {
+                    Some(Chosen { sounds, number }) => sounds.whole(*number)?,
+                    None => random_room::impulse_response(&mut draws.0, SAMPLE_RATE).into(),
+                };
+                rooms::reverb_rir(&mut signal, &response, step.early_only, SAMPLE_RATE);
             }
             Step::Impulse(step) => {
                 let Chosen { sounds, number } = sound()?;
@@ -581,6 +610,13 @@ impl Step {
             Step::Narrowband(step) => {
                 let codec = step.codecs[draws.below(step.codecs.len())];
                 bands::narrowband(&mut signal, codec, SAMPLE_RATE)?;
+            }
+            Step::Compress(step) => {
+                let codec = step.codecs[draws.below(step.codecs.len())];
+                let level = draws.uniform(step.compression_level_interval);
+                match codec {
+                    LossyCodec::Opus => compress::opus(&mut signal, compress::opus_rate(level), SAMPLE_RATE)?,
+                }
             }
             Step::Shift(step) => {
                 let ms = draws.uniform([step.min_shift_ms, step.max_shift_ms]);

@@ -31,6 +31,7 @@ use super::ranking::Ranking;
 use super::record::{CheckpointRecord, RECORD, record_of};
 use crate::error::TrainingError;
 use crate::metrics::METRICS;
+use crate::mlflow;
 use crate::session::VOCABULARY;
 use crate::tensorboard;
 
@@ -196,7 +197,7 @@ impl RemoteFolder {
 /// Whether a file beside the checkpoints belongs to the training, by its name below their folder.
 fn is_beside(name: &str) -> bool {
     match name.split_once('/') {
-        None => name == METRICS || name == VOCABULARY,
+        None => name == METRICS || name == VOCABULARY || name == mlflow::RUN,
         Some((folder, name)) => folder == tensorboard::FOLDER && tensorboard::is_ours(name),
     }
 }
