@@ -160,7 +160,7 @@ pub enum Coverage {
 pub enum Decoder {
     /// TDT or RNN-T
     Transducer,
-    /// CTC, by greedy search alone
+    /// CTC
     Ctc,
 }
 

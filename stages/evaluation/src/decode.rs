@@ -87,8 +87,7 @@ pub struct DecodeSettings {
     /// What the factors of products with weights of the encoder's layers and of the joint network are rounded to, on the CPU: `f32`
     /// (not at all), `bf16`, or `int8` (each row and each column with a scale of its own). Weights are then kept in that type.
     pub precision: Precision,
-    /// The head that decodes a model with two: `transducer` or `ctc`. Left out: the transducer, or CTC where there is none. CTC is
-    /// decoded by greedy search alone.
+    /// The head that decodes a model with two: `transducer` or `ctc`. Left out: the transducer, or CTC where there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoder: Option<HeadKind>,
     /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search.

@@ -1,7 +1,7 @@
 //! Decoding of a batch: greedy here, beam search in [`beam`].
 
 pub mod beam;
-mod expansion;
+pub(crate) mod expansion;
 mod on_device;
 mod options;
 

@@ -7,6 +7,8 @@
 
 pub mod alignment;
 pub mod allocation;
+#[cfg(test)]
+mod candle_tests;
 pub mod checkpoint;
 pub mod config;
 pub mod decoding;

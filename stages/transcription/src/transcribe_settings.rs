@@ -160,8 +160,7 @@ pub struct TranscribeSettings {
     /// Other texts than with `f32` may come of it, but always the same ones.
     #[serde(default)]
     pub precision: Precision,
-    /// The head that decodes a model with two: `transducer` or `ctc`. Left out: the transducer, or CTC where there is none. CTC is
-    /// decoded by greedy search alone.
+    /// The head that decodes a model with two: `transducer` or `ctc`. Left out: the transducer, or CTC where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoder: Option<HeadKind>,
     /// Hypotheses that beam search keeps, up to 64; 0 or 1 for greedy search. 4 costs some times the time of decoding, which is

@@ -7,7 +7,6 @@ use arrow::array::{
     UInt64Array,
 };
 use arrow::datatypes::Float64Type;
-use flow_model::heads::HeadKind;
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
@@ -414,7 +413,6 @@ fn settings_that_cannot_be_are_named() {
     assert!(refused(|s| s.max_gap = -1.0).contains("max_gap"));
     assert!(refused(|s| s.max_segment = f64::INFINITY).contains("max_segment"));
     assert!(refused(|s| s.beam = 65).contains("`beam` is 65"));
-    assert!(refused(|s| (s.decoder, s.beam) = (Some(HeadKind::Ctc), 4)).contains("greedy search alone"));
     assert!(refused(|s| s.chunk = 0.01).contains("`chunk` is 0.01"));
     assert!(refused(|s| s.chunk_left = -1.0).contains("`chunk_left`"));
     assert!(refused(|s| s.chunk = 301.0).contains("from 0.08 to 300 seconds"));

@@ -39,12 +39,18 @@ impl ScoredState {
         fusion.step(&self.state, token).into()
     }
 
-    fn scores(&self, fusion: &Fusion) -> &Rc<[f32]> {
+    /// The scores of all tokens; empty without fusion.
+    pub fn scores(&self, fusion: &Fusion) -> &Rc<[f32]> {
         self.scores.get_or_init(|| {
             let mut scores = Vec::new();
             fusion.scores(&self.state, &mut scores);
             scores.into()
         })
+    }
+
+    /// The score of the end of the text.
+    pub fn end(&self, fusion: &Fusion) -> f64 {
+        f64::from(fusion.end(&self.state))
     }
 }
 
@@ -166,7 +172,7 @@ impl<'a> Expansion<'a> {
 }
 
 /// The largest values with their places, the largest first, of equal ones the first.
-fn best_of(values: &[f32], count: usize) -> Vec<(usize, f32)> {
+pub fn best_of(values: &[f32], count: usize) -> Vec<(usize, f32)> {
     let mut best: Vec<(usize, f32)> = Vec::with_capacity(count + 1);
     let mut least = f32::NEG_INFINITY;
     for (place, &value) in values.iter().enumerate() {

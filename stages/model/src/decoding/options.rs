@@ -69,10 +69,6 @@ impl DecodingOptions {
                 format!("`beam` is {}; it must be from 0 to {MAX_BEAM}", self.beam),
             ));
         }
-        if self.head == Some(HeadKind::Ctc) && (self.beam > 1 || self.lm.is_some() || self.boost.is_some()) {
-            let what = "a CTC head is decoded by greedy search alone, without `beam`, `lm` and `boost`".to_string();
-            return Err(("decoder", what));
-        }
         for (name, value) in [("lm_weight", self.lm_weight), ("boost_weight", self.boost_weight)] {
             if !(0.0..=100.0).contains(&value) {
                 return Err((name, format!("`{name}` is {value}; it must be from 0 to 100")));

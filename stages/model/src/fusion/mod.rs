@@ -1,5 +1,5 @@
 //! Shallow fusion: n-gram language models and boosted phrases, whose scores are added to those of tokens while a
-//! transducer is decoded (NeMo's NGPU-LM, arXiv 2505.22857, and GPU-PB, arXiv 2508.07014).
+//! model is decoded (NeMo's NGPU-LM, arXiv 2505.22857, and GPU-PB, arXiv 2508.07014).
 
 mod acceptor;
 mod arpa;
@@ -110,6 +110,13 @@ impl Fusion {
     pub fn step(&self, state: &[u32], token: u32) -> FusionState {
         let models = self.models.iter().zip(state);
         models.map(|((model, _), &state)| model.step(state, token).1).collect()
+    }
+
+    /// The weighted scores of the end of the text in a state, summed over the models that know ends: not boosted phrases.
+    pub fn end(&self, state: &[u32]) -> f32 {
+        let models = self.models.iter().zip(state);
+        let ends = models.map(|((model, weight), &state)| model.end(state) * weight);
+        ends.filter(|score| score.is_finite()).sum()
     }
 
     /// The weighted scores of all tokens in a state, summed over the models; `scores` is overwritten.

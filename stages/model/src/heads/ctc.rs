@@ -1,10 +1,12 @@
 //! A CTC head: a linear layer from the encoder's frames to tokens and blank, the last output. It is the only head of NeMo's
 //! CTC models, and the second one of its hybrid models.
 
+mod beam;
 mod loss;
 
 use candle_core::{Device, Tensor};
 use flow_kernels::{Float, dispatch, on_cpu, slice};
+use rayon::prelude::*;
 
 use super::{Head, HeadInput, HeadKind, HeadPass, SearchState};
 use crate::alignment::{self, AlignedTokens, Costs, WordTokens};
@@ -51,6 +53,14 @@ impl CtcHead {
         let (batch, time, width) = frames.dims3()?;
         let rows = frames.reshape((batch * time, width))?.contiguous()?;
         Ok((self.projection.forward(parameters, &rows)?, rows))
+    }
+
+    /// The logits in f32, row by row.
+    fn rows(&self, parameters: &Parameters, frames: &Tensor) -> Result<Vec<f32>> {
+        let logits = self.logits(parameters, frames)?.0.to_device(&Device::Cpu)?;
+        on_cpu(
+            || dispatch!(logits.dtype(), T => Ok(slice::<T>(&logits)?.iter().map(|logit| logit.wide() as f32).collect())),
+        )
     }
 }
 
@@ -132,16 +142,23 @@ impl Head for CtcHead {
     }
 
     fn check(&self, settings: &DecodingSettings) -> Result<()> {
-        if settings.beam > 1 || settings.fusion.has_models() {
-            return Err(Error::Input(
-                "a CTC head is decoded by greedy search alone, without `beam`, `lm` and `boost`".into(),
-            ));
-        }
         settings.fusion.check(self.vocabulary)
+    }
+
+    /// Language models and boosted phrases score texts, not outputs of single frames, so with them a beam of one is searched, too.
+    fn is_beam_search(&self, settings: &DecodingSettings) -> bool {
+        settings.beam > 1 || settings.fusion.has_models()
     }
 
     fn start(&self, _: &Parameters, settings: &DecodingSettings, batch: usize) -> Result<SearchState> {
         self.check(settings)?;
+        if self.is_beam_search(settings) {
+            return Err(Error::Input(
+                "with `beam`, `lm` or `boost` a CTC head is decoded by beam search, which cannot go on from one part of a recording \
+                 to the next: decode windows of it (`window: vad`)"
+                    .into(),
+            ));
+        }
         Ok(SearchState::Ctc(vec![None; batch]))
     }
 
@@ -206,11 +223,34 @@ impl Head for CtcHead {
         config: &ModelConfig,
         settings: &DecodingSettings,
         (encoded, lengths): (&Tensor, &[usize]),
-        observer: Option<TokenObserver>,
+        mut observer: Option<TokenObserver>,
     ) -> Result<Vec<Vec<Hypothesis>>> {
-        let mut state = self.start(parameters, settings, lengths.len())?;
-        let found = self.search(parameters, config, settings, (encoded, lengths), &mut state, observer)?;
-        Ok(found.into_iter().map(|best| vec![best]).collect())
+        if !self.is_beam_search(settings) {
+            let mut state = self.start(parameters, settings, lengths.len())?;
+            let found = self.search(parameters, config, settings, (encoded, lengths), &mut state, observer)?;
+            return Ok(found.into_iter().map(|best| vec![best]).collect());
+        }
+        self.check(settings)?;
+        let (batch, padded, _) = encoded.dims3()?;
+        check_lengths(lengths, batch, padded)?;
+        if padded == 0 {
+            return Ok(vec![vec![Hypothesis::default()]; batch]);
+        }
+        let outputs = self.vocabulary + 1;
+        let logits = self.rows(parameters, encoded)?;
+        let utterances: Vec<&[f32]> = logits.chunks_exact(padded * outputs).collect();
+        let found: Vec<Vec<Hypothesis>> = (utterances.par_iter().zip(lengths))
+            .map(|(rows, &length)| beam_search(&rows[..length * outputs], outputs, settings))
+            .collect::<Result<_>>()?;
+        if let Some(observer) = &mut observer {
+            for (utterance, hypotheses) in found.iter().enumerate() {
+                if let Some(best) = hypotheses.first() {
+                    let shown = least_certain(best, utterances[utterance], outputs);
+                    shown.iter().for_each(|&(token, row)| observer(utterance, token, row));
+                }
+            }
+        }
+        Ok(found)
     }
 
     fn align(
@@ -222,24 +262,10 @@ impl Head for CtcHead {
         costs: Costs,
     ) -> Result<AlignedTokens> {
         let outputs = self.vocabulary + 1;
-        let mut log_probs = Vec::new();
-        if frames.dim(0)? > 0 {
-            let logits = self
-                .logits(parameters, &frames.unsqueeze(0)?)?
-                .0
-                .to_device(&Device::Cpu)?;
-            on_cpu(|| {
-                dispatch!(logits.dtype(), T => {
-                    for row in slice::<T>(&logits)?.chunks_exact(outputs) {
-                        let row: Vec<f32> = row.iter().map(|logit| logit.wide() as f32).collect();
-                        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                        let normaliser = log_sum(&row, 1.0, most);
-                        log_probs.extend(row.iter().map(|logit| logit - normaliser));
-                    }
-                    Ok::<(), Error>(())
-                })
-            })?;
-        }
+        let log_probs = match frames.dim(0)? {
+            0 => Vec::new(),
+            _ => log_probabilities(&self.rows(parameters, &frames.unsqueeze(0)?)?, outputs),
+        };
         alignment::ctc::align(&log_probs, outputs, text, costs)
     }
 }
@@ -300,7 +326,7 @@ fn decode_one<T: Float>(
         // With a prior another output may be far above the token.
         let top = match choice.prior.is_empty() {
             true => row[best],
-            false => row.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            false => largest(&row),
         };
         let normaliser = log_sum(&row, 1.0, top);
         hypothesis.score += f64::from(row[best] - normaliser);
@@ -320,6 +346,60 @@ fn decode_one<T: Float>(
         }
     }
     end(&mut shown, hypothesis);
+}
+
+/// The hypotheses of beam search in rows of logits, the best first. Their times are those of the best path of their tokens.
+fn beam_search(rows: &[f32], outputs: usize, settings: &DecodingSettings) -> Result<Vec<Hypothesis>> {
+    let log_probs = log_probabilities(rows, outputs);
+    let texts = beam::search(&log_probs, outputs, settings).into_iter();
+    let hypotheses = texts.map(|(ids, score)| {
+        let path = alignment::ctc::align(&log_probs, outputs, &WordTokens::new([&ids[..]]), Costs::FORCED)?;
+        let placed = || path.tokens.iter().flatten();
+        Ok(Hypothesis {
+            frames: placed().map(|token| token.frame as u32).collect(),
+            durations: placed().map(|token| token.duration as u32).collect(),
+            ids,
+            score,
+            text: String::new(),
+        })
+    });
+    hypotheses.collect()
+}
+
+/// The tokens of a hypothesis, each with the least certain of its rows of logits.
+fn least_certain<'a>(hypothesis: &Hypothesis, rows: &'a [f32], outputs: usize) -> Vec<(u32, &'a [f32])> {
+    let times = hypothesis.frames.iter().zip(&hypothesis.durations);
+    let tokens = hypothesis
+        .ids
+        .iter()
+        .zip(times)
+        .filter_map(|(&token, (&frame, &duration))| {
+            let rows = rows.chunks_exact(outputs).skip(frame as usize).take(duration as usize);
+            let of_token = rows.map(|row| (row, entropy(row)));
+            let least = of_token.reduce(|least, next| if next.1 > least.1 { next } else { least });
+            least.map(|(row, _)| (token, row))
+        });
+    tokens.collect()
+}
+
+/// Log-probabilities of rows of logits.
+fn log_probabilities(rows: &[f32], outputs: usize) -> Vec<f32> {
+    let mut log_probs = Vec::with_capacity(rows.len());
+    for row in rows.chunks_exact(outputs) {
+        let normaliser = log_sum(row, 1.0, largest(row));
+        log_probs.extend(row.iter().map(|logit| logit - normaliser));
+    }
+    log_probs
+}
+
+/// What tells how uncertain a row of logits is; it grows with the entropy.
+fn entropy(row: &[f32]) -> f32 {
+    let top = largest(row);
+    log_sum(row, ENTROPY_POWER, top) - ENTROPY_POWER * log_sum(row, 1.0, top)
+}
+
+fn largest(row: &[f32]) -> f32 {
+    row.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// The logarithm of the sum of `e^(power x)` over a row whose largest value is `top`.

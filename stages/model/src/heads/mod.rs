@@ -75,13 +75,18 @@ pub trait Head: fmt::Debug + Send + Sync {
     /// Whether the head can be decoded with these settings.
     ///
     /// # Errors
-    /// Where it has no such search, or a language model is of another vocabulary.
+    /// Where a language model is of another vocabulary.
     fn check(&self, settings: &DecodingSettings) -> Result<()>;
+
+    /// Whether the head is decoded by beam search with these settings, which needs all frames of an utterance: [`Head::n_best`].
+    fn is_beam_search(&self, settings: &DecodingSettings) -> bool {
+        settings.beam > 1
+    }
 
     /// Greedy search before the first frame of `batch` utterances.
     ///
     /// # Errors
-    /// Where the head has no search with these settings, or a language model is of another vocabulary.
+    /// Where the head has no greedy search with these settings, or a language model is of another vocabulary.
     fn start(&self, parameters: &Parameters, settings: &DecodingSettings, batch: usize) -> Result<SearchState>;
 
     /// Greedy search in the next part of each utterance: frames (batch, frames, d_model), of which so many are valid. Frames of the

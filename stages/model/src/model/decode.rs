@@ -135,7 +135,7 @@ impl TdtModel {
         settings: &DecodingSettings,
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Hypothesis>> {
-        if settings.beam > 1 {
+        if self.head_of(settings)?.is_beam_search(settings) {
             let found = self.beam_search(encoded, lengths, settings, observer)?;
             return Ok(found
                 .into_iter()
