@@ -7,6 +7,7 @@ use flow_corpus::ManifestError;
 use flow_corpus::ReadSettings;
 use flow_corpus::looks::FileLook;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
+use flow_corpus::names::unsafe_name;
 use flow_kind::{Partition, StageError, read_regular_file};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -72,7 +73,7 @@ fn times(utterance: &str) -> Option<(f64, f64)> {
 
 impl Yodas2 {
     fn row(&self, shard: &Shard, video: &str, id: &str, text: &Value) -> Result<ManifestRow, Refusal> {
-        if crate::names::unsafe_name(video) || crate::names::unsafe_name(id) {
+        if unsafe_name(video) || unsafe_name(id) {
             return Err(refuse("unsafe_name", format!("{video:?}, {id:?}")));
         }
         let (start, end) = times(id).ok_or_else(|| {
