@@ -1,6 +1,6 @@
 //! A cache-aware encoder step by step at 80 ms: how many cores a session needs.
 //!
-//! `RAYON_NUM_THREADS=1 cargo bench -p flow-model --bench streaming`: with one thread, milliseconds of a step over 80 are cores. The
+//! `RAYON_NUM_THREADS=1 cargo bench -p flow-model --bench streaming`: CPU milliseconds of a step over 80 are cores. The
 //! encoders have random weights: the sizes of the golden streaming network, for ten minutes of speech, and those of a model of 0.6
 //! billion parameters, for a few seconds. `FLOW_BENCH_LAYERS` is the number of layers of the large one (24).
 
@@ -44,7 +44,19 @@ fn config([n_layers, d_model, n_heads, channels, bands]: [usize; 5], left: usize
     }
 }
 
-/// Steps of so many sessions beside each other: the mean time of one, the longest, and what it means.
+/// Seconds that the threads of this process have computed.
+fn cpu_seconds() -> f64 {
+    // SAFETY: getrusage writes the whole struct that it is given, and zero is a valid value of each of its fields.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
+/// Steps of so many sessions beside each other: the mean time of one, the longest, the mean CPU time, and what it means.
 fn steps(name: &str, config: &EncoderConfig, precision: Precision, (sessions, steps): (usize, usize)) -> Result<()> {
     let builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
     let mut builder = builder.compute_products_in(precision);
@@ -55,7 +67,7 @@ fn steps(name: &str, config: &EncoderConfig, precision: Precision, (sessions, st
     let (mut caches, mut noise) = (caches?, Noise::new(3));
     // The cache of the attention is full before the measurement begins.
     let before = config.causal.contexts[0].left + 1;
-    let (mut total, mut longest) = (0.0f64, 0.0f64);
+    let (mut total, mut longest, mut cpu) = (0.0f64, 0.0f64, 0.0f64);
     for step in 0..before + steps {
         let features: Vec<Vec<f32>> = caches
             .iter()
@@ -65,19 +77,20 @@ fn steps(name: &str, config: &EncoderConfig, precision: Precision, (sessions, st
             })
             .collect();
         let mut chunks: Vec<_> = caches.iter_mut().zip(features.iter().map(Vec::as_slice)).collect();
-        let begun = Instant::now();
+        let (begun, cpu_before) = (Instant::now(), cpu_seconds());
         std::hint::black_box(encoder.step(&parameters, &plan, &mut chunks)?);
         if step >= before {
             let took = begun.elapsed().as_secs_f64() * 1e3;
             (total, longest) = (total + took, longest.max(took));
+            cpu += (cpu_seconds() - cpu_before) * 1e3;
         }
     }
-    let mean = total / steps as f64;
+    let (mean, cpu) = (total / steps as f64, cpu / steps as f64);
     println!(
-        "{name:28} {:5} {sessions} sessions, {:6.1} s: {mean:8.2} ms a step, {longest:8.2} at most; {:5.2} cores a session",
+        "{name:28} {:5} {sessions} sessions, {:6.1} s: {mean:8.2} ms a step, {longest:8.2} at most, {cpu:8.2} of a CPU; {:5.2} cores a session",
         precision.name(),
         steps as f64 * FRAME / 1e3,
-        mean / FRAME / sessions as f64,
+        cpu / FRAME / sessions as f64,
     );
     Ok(())
 }

@@ -6,11 +6,16 @@ use std::sync::Arc;
 use candle_core::{DType, Device};
 use flow_kernels::threads::install;
 use flow_model::checkpoint::read_packed;
-use flow_model::decoding::{BlankScore, DecodingSettings, Hypothesis, Pruning};
+use flow_model::decoding::{BlankScore, DecodingOptions, DecodingSettings, Hypothesis, Pruning};
 use flow_model::fusion::{BoostingRules, Fusion, Phrase, boosting_tree, parse_arpa};
+use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
+use flow_model::testing::unpacked_copy;
 use serde_json::Value;
 
+use crate::Word;
+use crate::decoding_request::DecodingRequest;
+use crate::recognizer::Recognizer;
 use crate::test_data;
 
 /// NeMo's own scores differ by 3e-5 between float32 and float64.
@@ -215,5 +220,57 @@ fn models_of_other_vocabularies_are_refused() {
             error.contains(&format!("does not fit a vocabulary of {vocabulary}")),
             "{error}"
         );
+    }
+}
+
+/// Phrases of a request, and a beam, where the CTC head of a model with two decodes: confidences are those of the model.
+#[test]
+fn a_ctc_head_takes_phrases_and_a_beam() {
+    let golden = test_data::root().join("tests/data/golden/hybrid");
+    let place = tempfile::tempdir().unwrap();
+    let model = unpacked_copy(&golden.join("model.nemo"), place.path()).unwrap();
+    let mut recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
+    let wave = std::fs::read_dir(golden.join("audio"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .min()
+        .unwrap();
+    let signal = flow_audio::decode::decode(&std::fs::read(wave).unwrap(), 100.0).unwrap();
+    let request = |boost_weight: f64| DecodingRequest {
+        phrases: vec!["night".into()],
+        boost_weight: Some(boost_weight),
+        ..DecodingRequest::default()
+    };
+    for beam in [0, 4] {
+        let options = DecodingOptions {
+            beam,
+            ..DecodingOptions::default().with_head(Some(HeadKind::Ctc))
+        };
+        recognizer = recognizer.with_decoding(&options).unwrap();
+        let decode = |boost_weight: f64| {
+            let decoding = recognizer.decoding_for(&request(boost_weight)).unwrap();
+            assert!(decoding.notes.is_empty(), "{:?}", decoding.notes);
+            let found = install(|| recognizer.decode_again_where(&[&signal], &|_| false, &decoding.settings));
+            found.unwrap().remove(0).words
+        };
+        let text = |words: &[Word]| {
+            words
+                .iter()
+                .map(|word| word.word.as_str())
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let (plain, boosted) = (decode(0.0), decode(100.0));
+        assert!(!plain.is_empty() && !text(&plain).contains("night"));
+        assert!(text(&boosted).contains("night"), "{}", text(&boosted));
+        for words in [plain, boosted] {
+            assert!(
+                words
+                    .iter()
+                    .all(|word| (-1e-6..=1.0 + 1e-6).contains(&word.confidence.unwrap()))
+            );
+            assert!(words.iter().all(|word| word.start <= word.end));
+            assert!(words.windows(2).all(|pair| pair[0].start <= pair[1].start));
+        }
     }
 }

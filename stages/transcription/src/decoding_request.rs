@@ -56,7 +56,7 @@ impl DecodingRequest {
     }
 
     /// These settings with what is asked for, and what of that has no effect. `counts`: those of a model, with their weight.
-    /// `takes_phrases`: whether the head that decodes can be boosted.
+    /// `takes_phrases`: whether the search of the head that decodes can be boosted.
     ///
     /// # Errors
     /// If it does not fit the settings.
@@ -102,7 +102,10 @@ impl DecodingRequest {
                 ));
             }
             if !takes_phrases {
-                notes.push("phrases are not boosted: the model is decoded with its CTC head".to_owned());
+                notes.push(
+                    "phrases are not boosted: a cache-aware model is decoded with its CTC head frame by frame"
+                        .to_owned(),
+                );
             } else if !found.phrases.is_empty() {
                 let tree = boosting_tree(&found.phrases, &BoostingRules::default(), tokenizer.vocabulary_size())?;
                 let weight = self.boost_weight.unwrap_or(DecodingOptions::default().boost_weight);

@@ -272,8 +272,10 @@ impl Recognizer {
             return Ok(Arc::clone(decoding));
         }
         let counts = self.language_counts.as_ref().map(|(counts, weight)| (counts, *weight));
+        // A cache-aware model may be decoded as it hears.
+        let takes_phrases = !(self.decodes_ctc() && self.model.config.is_cache_aware());
         let (mut settings, mut notes) =
-            request.applied(&self.model.decoding, &self.tokenizer, counts, !self.decodes_ctc())?;
+            request.applied(&self.model.decoding, &self.tokenizer, counts, takes_phrases)?;
         if let (Some(_), [language]) = (&self.model.config.prompt, &request.languages[..]) {
             match self.model.prompt_of(Some(language)) {
                 Ok(prompt) => settings.prompt = prompt,

@@ -204,9 +204,9 @@ fn ctc_loss(rows: &Tensor, target: &[u32]) -> Result<Tensor> {
     let mut forward: Vec<Option<Tensor>> = vec![None; labels.len()];
     for t in 0..frames {
         let before = std::mem::replace(&mut forward, vec![None; labels.len()]);
-        for state in 0..labels.len() {
+        for (state, sum) in forward.iter_mut().enumerate() {
             if t == 0 {
-                forward[state] = if state < 2 { Some(at(0, state)?) } else { None };
+                *sum = if state < 2 { Some(at(0, state)?) } else { None };
                 continue;
             }
             let skips = state >= 2 && labels[state] != blank && labels[state] != labels[state - 2];
@@ -221,7 +221,7 @@ fn ctc_loss(rows: &Tensor, target: &[u32]) -> Result<Tensor> {
                 .filter_map(|state| before[state].clone())
                 .collect();
             if !from.is_empty() {
-                forward[state] = Some((log_sum(&from)? + at(t, state)?)?);
+                *sum = Some((log_sum(&from)? + at(t, state)?)?);
             }
         }
     }

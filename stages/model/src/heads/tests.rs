@@ -1,6 +1,7 @@
 //! Models with other heads than TDT alone, beside NeMo's.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::testing::{max_difference, values};
@@ -9,6 +10,7 @@ use serde_json::Value;
 use super::*;
 use crate::checkpoint::{Format, OpenModel, read_packed};
 use crate::config::ChunkContext;
+use crate::fusion::{BoostingRules, Fusion, Phrase, boosting_tree};
 use crate::layers::golden;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
 use crate::tokenizer::Tokenizer;
@@ -342,6 +344,45 @@ fn beam_search_of_ctc_is_nemos() {
         assert_eq!((&best.ids, times(&best)), (&greedy.ids, times(&greedy)));
         assert_eq!(best.text, greedy.text);
         assert_eq!(shown, rows);
+    }
+}
+
+/// Phrases are boosted in CTC without a beam, too: whatever is boosted enough is found, and nothing else changes where it was not.
+#[test]
+fn a_boosted_phrase_is_found_by_ctc() {
+    for (set, beam) in [("ctc", 0), ("ctc", 3), ("hybrid", 0)] {
+        let model = model(set, DType::F32);
+        let signal = waves(set, "eval").swap_remove(0);
+        let settings = |weight: f64, token: u32| {
+            let phrase = Phrase {
+                tokens: vec![token],
+                context_score: None,
+            };
+            let tree = boosting_tree(&[phrase], &BoostingRules::default(), model.config.vocab_size).unwrap();
+            let mut fusion = Fusion::default();
+            fusion.add(Arc::new(tree), weight).unwrap();
+            DecodingSettings {
+                head: Some(HeadKind::Ctc),
+                beam,
+                fusion,
+                ..DecodingSettings::default()
+            }
+        };
+        let decode = |settings: &DecodingSettings| model.transcribe_with(&[&signal], settings, None).unwrap().remove(0);
+        let plain = decode(&settings(0.0, 0));
+        let token = (0..model.config.vocab_size as u32)
+            .find(|token| !plain.ids.contains(token))
+            .unwrap();
+        let barely = decode(&settings(1e-3, token));
+        assert_eq!(
+            (&barely.ids, &barely.frames),
+            (&plain.ids, &plain.frames),
+            "{set} {beam}"
+        );
+        let boosted = decode(&settings(1e3, token));
+        assert!(boosted.ids.contains(&token), "{set} {beam}");
+        assert_eq!(boosted.ids.len(), boosted.frames.len());
+        assert!(boosted.frames.is_sorted_by(|a, b| a < b));
     }
 }
 
