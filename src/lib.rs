@@ -121,7 +121,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Jobs(arguments) => commands::jobs::jobs(&arguments, out),
         #[cfg(feature = "service")]
         Command::Ui(arguments) => commands::ui::ui(&arguments, out),
-        Command::Evaluate(command) => commands::evaluate::evaluate(&command, out),
+        Command::Evaluate(command) => commands::evaluate::evaluate(&command, &registry, out),
         Command::Model(command) => commands::model::model(&command, out),
         Command::Lm(command) => commands::lm::lm(&command, out),
         Command::Push(arguments) => commands::push::push(&arguments, out),

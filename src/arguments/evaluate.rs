@@ -15,6 +15,8 @@ pub enum EvaluateCommand {
     Compare(EvaluateCompareArguments),
     /// How far confidences of words are from the share of words that are right; calibrate a model's confidences
     Confidence(EvaluateConfidenceArguments),
+    /// Which weight of boosted phrases is best: error rates with each, on recordings whose texts are known
+    Boosting(EvaluateBoostingArguments),
     /// How far the times of words are from those of a reference
     Times(EvaluateTimesArguments),
 }
@@ -113,6 +115,43 @@ pub struct EvaluateConfidenceArguments {
     /// One JSON object instead of lines
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct EvaluateBoostingArguments {
+    /// A manifest whose rows say what was said (`text`), in any form that `flow transcribe` reads: held-out recordings, some of which have the
+    /// phrases
+    #[arg(value_name = "MANIFEST")]
+    pub manifest: String,
+    /// The file of phrases, as for `flow transcribe`
+    #[arg(long, value_name = "FILE")]
+    pub boost: PathBuf,
+    /// The weights that are tried, apart by commas
+    #[arg(long, value_name = "WEIGHTS", value_delimiter = ',', default_values_t = [0.0, 0.25, 0.5, 1.0, 2.0], value_parser = weight)]
+    pub weights: Vec<f64>,
+    /// The model, as for `flow transcribe`
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// As for `flow transcribe`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub beam: Option<u16>,
+    /// The value of another parameter of pipelines/transcribe.yaml
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    #[command(flatten)]
+    pub normalization: NormalizationArguments,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A weight of phrases.
+fn weight(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..=100.0).contains(number));
+    // Negative zero becomes zero.
+    number
+        .map(|number| number + 0.0)
+        .ok_or_else(|| "it must be a number from 0 to 100".to_owned())
 }
 
 #[derive(Args, Debug)]

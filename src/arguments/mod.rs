@@ -22,8 +22,9 @@ use flow_kernels::device::DeviceChoice;
 
 pub use align::AlignArguments;
 pub use evaluate::{
-    CompareFormat, DrawArguments, EvaluateCommand, EvaluateCompareArguments, EvaluateConfidenceArguments,
-    EvaluateDiarizationArguments, EvaluateTextsArguments, EvaluateTimesArguments, NormalizationArguments, Normalize,
+    CompareFormat, DrawArguments, EvaluateBoostingArguments, EvaluateCommand, EvaluateCompareArguments,
+    EvaluateConfidenceArguments, EvaluateDiarizationArguments, EvaluateTextsArguments, EvaluateTimesArguments,
+    NormalizationArguments, Normalize,
 };
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};

@@ -47,6 +47,7 @@ pub fn diarize(arguments: &DiarizeArguments, registry: &Registry, out: &mut dyn 
         options: OPTIONS,
         channels: ChannelUse::Mix,
         coverage: None,
+        boosts: false,
     };
     work(&diarization, &arguments.recordings, registry, out)
 }

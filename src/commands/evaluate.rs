@@ -2,6 +2,7 @@
 //! texts` and `flow evaluate compare`.
 
 mod audio;
+mod boosting;
 mod compare;
 mod confidence;
 mod files;
@@ -16,6 +17,7 @@ use std::io::{self, Write};
 use flow_base::escape::escape_line;
 use flow_evaluation::normalize::{Normalization, Normalizer};
 use flow_inspect::table::{count, lines, plural};
+use flow_kind::registry::Registry;
 use flow_speakers::error_rate::{Errors, Scoring, errors};
 use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};
@@ -29,12 +31,13 @@ use crate::failure::{Exit, Failure};
 /// The parts of recordings that are scored, by their names.
 type Uem = BTreeMap<String, Vec<(f64, f64)>>;
 
-pub fn evaluate(command: &EvaluateCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn evaluate(command: &EvaluateCommand, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
         EvaluateCommand::Diarization(arguments) => diarization(arguments, out),
         EvaluateCommand::Texts(arguments) => texts::texts(arguments, out),
         EvaluateCommand::Compare(arguments) => compare::compare(arguments, out),
         EvaluateCommand::Confidence(arguments) => confidence::confidence(arguments, out),
+        EvaluateCommand::Boosting(arguments) => boosting::boosting(arguments, registry, out),
         EvaluateCommand::Times(arguments) => times::times(arguments, out),
     }
 }

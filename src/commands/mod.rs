@@ -1,6 +1,7 @@
 //! One file per command.
 
 pub mod align;
+mod boosted;
 pub mod check;
 pub mod compare;
 mod coverage;

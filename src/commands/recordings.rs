@@ -23,6 +23,7 @@ use flow_transcription::channels::{ChannelUse, Listed, shared_listed};
 use flow_transcription::manifest_rows::is_manifest_by_content;
 use tempfile::TempDir;
 
+use super::boosted;
 use super::coverage::{measured_in, summary, tell_short};
 use super::past_run;
 use super::{rejects, run};
@@ -66,6 +67,8 @@ pub struct Work {
     pub channels: ChannelUse,
     /// The least share of speech that has to have words, where that is measured.
     pub coverage: Option<f64>,
+    /// Whether phrases may have been boosted.
+    pub boosts: bool,
 }
 
 /// A recording that a stage rejected.
@@ -210,6 +213,10 @@ pub fn work(
         short = tell_short(&measured, least, &file_of)?;
         covered = Some(summary(&measured)).filter(|_| !measured.is_empty());
     }
+    let boosted = match work.boosts {
+        true => boosted::summary(&run, work.stages[0].0)?,
+        false => None,
+    };
     let path = |recording: &Recording| folder.join(format!("{}.{}", recording.name, work.formats[0].name));
     // Written by this run: a file of an earlier run may exist.
     let written = written_by(&run, work.formats[0].stage)?;
@@ -242,6 +249,9 @@ pub fn work(
     }
     if speaks && let Some(covered) = covered {
         writeln!(io::stderr(), "{covered}")?;
+    }
+    if speaks && let Some(boosted) = boosted {
+        writeln!(io::stderr(), "{boosted}")?;
     }
     if short {
         return Ok(Exit::Uncovered);

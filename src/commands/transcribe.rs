@@ -186,6 +186,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             ChannelUse::Split => channels::ChannelUse::Split,
         },
         coverage: coverage.map(|_| required.unwrap_or(0.0)),
+        boosts: true,
     };
     work(&transcription, &arguments.recordings, registry, out)
 }

@@ -686,6 +686,82 @@ fn mistakes_on_the_command_line_are_told() {
     assert!(stderr(&output).contains("nothing fits"), "{}", stderr(&output));
 }
 
+/// Phrases are reported, and `flow evaluate boosting` finds that a heavy weight does harm.
+#[test]
+fn the_weight_of_phrases_is_chosen_on_rows_whose_texts_are_known() {
+    let place = Place::new();
+    let known = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/times");
+    std::fs::copy(known.join("en.flac"), place.path("in/en.flac")).unwrap();
+    let words: Value = serde_json::from_str(&std::fs::read_to_string(known.join("en.json")).unwrap()).unwrap();
+    let words: Vec<&str> = words
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|word| word[0].as_str().unwrap())
+        .collect();
+    let row =
+        serde_json::json!({"audio_filepath": "en.flac", "duration": 20.18, "text": words.join(" "), "lang": "en"});
+    place.write("rows.jsonl", format!("{row}\n").as_bytes());
+    std::fs::write(place.path("names.txt"), "teacher\ngarden\t2\nnorth\n").unwrap();
+    let evaluate = |names: &str, more: &[&str]| {
+        let mut flow = program();
+        flow.current_dir(place.folder.path());
+        flow.args(["evaluate", "boosting", "in/rows.jsonl", "--boost", names])
+            .args(more);
+        flow.output().unwrap()
+    };
+    let output = evaluate("names.txt", &["--weights", "0,8,0.25", "--json"]);
+    expect_code(&output, 0);
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let weights = found["weights"].as_array().unwrap();
+    let of = |name: &str| -> Vec<f64> { weights.iter().map(|weight| weight[name].as_f64().unwrap()).collect() };
+    assert_eq!(of("weight"), [0.0, 8.0, 0.25]);
+    let errors = of("errors");
+    assert!(errors[1] > errors[0] && errors[1] > errors[2], "{found}");
+    let fewest = errors.iter().copied().fold(f64::INFINITY, f64::min);
+    let best = of("weight").iter().position(|weight| found["best"] == *weight).unwrap();
+    assert_eq!(errors[best], fewest, "{found}");
+    assert!(
+        of("phrases")
+            .iter()
+            .all(|phrases| *phrases == of("phrases")[0] && *phrases > 0.0),
+        "{found}"
+    );
+    // Phrases that replace other words are errors of those.
+    assert!(
+        of("errors_of_other_words")[1] > of("errors_of_other_words")[0],
+        "{found}"
+    );
+
+    let output = evaluate("names.txt", &["--weights", "0,8"]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.ends_with("the fewest errors in words: --set boost_weight=0\n"),
+        "{table}"
+    );
+    std::fs::write(place.path("others.txt"), "xylophone\n").unwrap();
+    let output = evaluate("others.txt", &["--weights", "0"]);
+    expect_code(&output, 2);
+    assert!(stderr(&output).contains("none of the phrases"), "{}", stderr(&output));
+    expect_code(&evaluate("names.txt", &["--weights", "-1"]), 2);
+
+    let boost = ["--boost", "names.txt", "--set", "boost_weight=8", "--format", "json"];
+    std::fs::remove_file(place.path("in/rows.jsonl")).unwrap();
+    let output = place.transcribe(&boost);
+    expect_code(&output, 0);
+    assert!(
+        stderr(&output).contains("boosted phrases were written "),
+        "{}",
+        stderr(&output)
+    );
+    let transcript: Value = serde_json::from_str(&place.out("en.json")).unwrap();
+    let phrases = transcript["metadata"]["boosted"]["phrases"].as_array().unwrap();
+    assert!(
+        phrases.iter().any(|phrase| phrase["changed"].as_u64() > Some(0)),
+        "{phrases:?}"
+    );
+}
+
 #[test]
 fn a_language_model_is_built_and_used_with_a_beam_and_phrases() {
     let place = Place::new();

@@ -9,17 +9,19 @@ mod options;
 mod on_device_tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use flow_kernels::joint::Cell;
 use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice};
 
 use self::beam::Steps;
-use crate::fusion::{Fusion, FusionState};
+use crate::fusion::{BoostingRules, Fusion, FusionState, Phrase, boosting_tree};
 use crate::heads::HeadKind;
 use crate::joint::Joint;
 use crate::parameters::Parameters;
 use crate::prediction::{Prediction, PredictionState};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
 pub use options::{DecodingOptions, MAX_BEAM};
@@ -65,6 +67,11 @@ pub struct DecodingSettings {
     pub blank_penalty: f64,
     /// The number of the language prompt, for models that have one; none for the model's own.
     pub prompt: Option<usize>,
+    /// The texts of the boosted phrases, as the model writes them.
+    pub boosted: Arc<[String]>,
+    /// The frames of each utterance in which phrases score ([`Fusion::add_phrases`]), where voice activity has looked for speech; empty
+    /// for all frames of all utterances.
+    pub speech: Vec<Vec<Range<usize>>>,
     /// What a user has to know of files that were read for these settings.
     pub notes: Vec<String>,
 }
@@ -81,8 +88,26 @@ impl Default for DecodingSettings {
             blank_score: BlankScore::default(),
             blank_penalty: 0.0,
             prompt: None,
+            boosted: Arc::default(),
+            speech: Vec::new(),
             notes: Vec::new(),
         }
+    }
+}
+
+impl DecodingSettings {
+    /// Adds phrases with the weight of their scores; one of 0 adds none.
+    ///
+    /// # Errors
+    /// If the weight is not a number, or a phrase is not of the tokenizer.
+    pub fn boost(&mut self, phrases: &[Phrase], weight: f64, tokenizer: &Tokenizer) -> Result<()> {
+        let tree = boosting_tree(phrases, &BoostingRules::default(), tokenizer.vocabulary_size())?;
+        self.fusion.add_phrases(Arc::new(tree), weight)?;
+        if weight != 0.0 {
+            let texts: Result<Vec<String>> = phrases.iter().map(|phrase| tokenizer.decode(&phrase.tokens)).collect();
+            self.boosted = self.boosted.iter().cloned().chain(texts?).collect();
+        }
+        Ok(())
     }
 }
 
@@ -150,6 +175,7 @@ pub fn decode_greedy(
         durations,
         max_symbols,
         blank_penalty: 0.0,
+        speech: &[],
     };
     decode_greedy_observed(&networks, &Fusion::default(), steps, encoded, lengths, None)
 }
@@ -261,6 +287,7 @@ pub fn decode_greedy_on(
         durations,
         max_symbols,
         blank_penalty,
+        ..
     } = steps;
     if is_gpu(encoded.device()) && fusion.is_empty() && blank_penalty == 0.0 {
         return on_device::decode_greedy(networks, steps, encoded, lengths, state, observer);
@@ -319,9 +346,10 @@ pub fn decode_greedy_on(
                     continue;
                 }
                 if !fusion.is_empty() {
-                    fusion.scores(&fusion_states[b], &mut fused);
+                    let speech = steps.is_speech(b, search.frame);
+                    fusion.scores(&fusion_states[b], speech, &mut fused);
                     best = on_cpu(|| best_fused(&logits, row, &fused, best))?;
-                    fusion_states[b] = fusion.step(&fusion_states[b], best.token as u32);
+                    fusion_states[b] = fusion.step(&fusion_states[b], best.token as u32, speech);
                 }
                 hypothesis.ids.push(best.token as u32);
                 hypothesis.frames.push(search.frame as u32);

@@ -33,6 +33,7 @@ mod tests {
         let token = |bytes: &[u8]| Token {
             bytes: bytes.to_vec(),
             logprob: -0.5,
+            is_first_choice: true,
         };
         let words = [
             vec![token(b""), token(b"ab")],

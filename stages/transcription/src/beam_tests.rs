@@ -70,9 +70,7 @@ fn settings(config: &Value, golden: &Value, vocabulary: usize) -> DecodingSettin
             Some("no_score") => BlankScore::NoScore,
             _ => BlankScore::LmWeightedFull,
         },
-        blank_penalty: 0.0,
-        notes: Vec::new(),
-        prompt: None,
+        ..DecodingSettings::default()
     }
 }
 

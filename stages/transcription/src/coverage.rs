@@ -131,6 +131,14 @@ pub fn stretches(speech: &[Range<f64>], length: f64) -> Vec<Range<f64>> {
     joined
 }
 
+/// Stretches of speech by a clock that this many seconds were added to.
+pub(crate) fn later(stretches: &[Range<f64>], seconds: f64) -> Vec<Range<f64>> {
+    stretches
+        .iter()
+        .map(|part| part.start + seconds..part.end + seconds)
+        .collect()
+}
+
 /// The holes in the speech of a window: what of the `stretches` lies farther than [`REACH`] from all `words` and is as long as
 /// [`LEAST_HOLE`]. Times are seconds from the beginning of the window; words may overlap and come in any order. Words whose times
 /// are no numbers cover nothing.

@@ -1,10 +1,8 @@
 //! What a request says of how its recording is decoded: phrases that are probable, the languages that are spoken, and how its numbers and
 //! fillers are written.
 
-use std::sync::Arc;
-
 use flow_model::decoding::{DecodingOptions, DecodingSettings};
-use flow_model::fusion::{BoostingRules, boosting_tree, parse_phrases};
+use flow_model::fusion::parse_phrases;
 use flow_model::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 
@@ -107,9 +105,8 @@ impl DecodingRequest {
                         .to_owned(),
                 );
             } else if !found.phrases.is_empty() {
-                let tree = boosting_tree(&found.phrases, &BoostingRules::default(), tokenizer.vocabulary_size())?;
                 let weight = self.boost_weight.unwrap_or(DecodingOptions::default().boost_weight);
-                settings.fusion.add(Arc::new(tree), weight)?;
+                settings.boost(&found.phrases, weight, tokenizer)?;
             }
         }
         Ok((settings, notes))

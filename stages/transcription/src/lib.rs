@@ -9,6 +9,7 @@ pub mod alignment;
 pub mod assign_speakers;
 #[cfg(test)]
 mod beam_tests;
+pub mod boosted;
 pub mod calibration;
 pub mod channels;
 pub mod confidence;

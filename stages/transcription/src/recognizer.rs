@@ -4,6 +4,8 @@ mod aligned;
 #[cfg(test)]
 mod languages_tests;
 pub mod listen;
+#[cfg(test)]
+mod phrases_tests;
 mod recover;
 mod split;
 mod stateful;
@@ -12,6 +14,7 @@ mod times_tests;
 mod together;
 mod windows_of_speech;
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -35,9 +38,10 @@ use serde::{Deserialize, Serialize};
 use self::split::{more_confident, pause};
 pub use self::windows_of_speech::SpeechWindows;
 use crate::activity::Activity;
+use crate::boosted::{Boosted, PhraseIndex};
 use crate::calibration::Calibration;
 use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
-use crate::coverage::{Coverage, CoverageSettings, coverage};
+use crate::coverage::{Coverage, CoverageSettings, REACH, coverage, later};
 use crate::decoding_request::DecodingRequest;
 use crate::language_prior::LanguageCounts;
 use crate::long_audio::LongAudio;
@@ -119,6 +123,8 @@ pub struct Recognized {
     pub decoded_seconds: f64,
     /// How much of the speech has words, where that was asked for and voice activity looked for speech.
     pub coverage: Option<Coverage>,
+    /// What boosted phrases did, where there were any.
+    pub boosted: Option<Boosted>,
 }
 
 impl Recognized {
@@ -158,6 +164,8 @@ pub struct Recognizer {
     plans: Mutex<Vec<Arc<ChunkPlan>>>,
     /// The last requests, and how they are decoded.
     requested: Mutex<Vec<(DecodingRequest, Arc<RequestedDecoding>)>>,
+    /// The phrases that are boosted where a request says nothing.
+    phrases: Option<PhraseIndex>,
 }
 
 /// Requests whose decoding is kept.
@@ -167,6 +175,8 @@ const MOST_REQUESTED: usize = 16;
 #[derive(Debug)]
 pub struct RequestedDecoding {
     pub settings: Arc<DecodingSettings>,
+    /// The phrases that are boosted, if there are any.
+    pub phrases: Option<PhraseIndex>,
     /// What of the request has no effect.
     pub notes: Vec<String>,
 }
@@ -213,6 +223,7 @@ impl Recognizer {
             turn: Mutex::new(()),
             plans: Mutex::new(Vec::new()),
             requested: Mutex::default(),
+            phrases: None,
         })
     }
 
@@ -238,6 +249,7 @@ impl Recognizer {
 
     fn set_decoding(&mut self, settings: DecodingSettings) -> Result<()> {
         self.requested = Mutex::default();
+        self.phrases = phrases_of(&settings);
         Ok(self.model.set_decoding(settings)?)
     }
 
@@ -283,6 +295,7 @@ impl Recognizer {
             }
         }
         let decoding = Arc::new(RequestedDecoding {
+            phrases: phrases_of(&settings),
             settings: Arc::new(settings),
             notes,
         });
@@ -325,6 +338,8 @@ impl Recognizer {
     pub fn first_pass(&self, settings: &RecognitionSettings) -> FirstPass<'_> {
         let voice_activity = match settings.long_audio {
             LongAudio::Vad => settings.voice_activity,
+            // Phrases are boosted where speech is.
+            _ if self.model.decoding.fusion.has_phrases() => settings.voice_activity,
             LongAudio::Chunked(_) | LongAudio::Full(_) => VoiceActivity::Off,
         };
         FirstPass {
@@ -348,16 +363,19 @@ impl Recognizer {
     ) -> Result<Option<Recognized>> {
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
-        let rules = &settings.segments;
+        let rules = (&settings.segments, settings.delay);
+        let samples = first.activity.samples();
+        let windows = match settings.long_audio == LongAudio::Vad || self.model.decoding.fusion.has_phrases() {
+            true => SpeechWindows::of(first.activity, settings)?,
+            false => SpeechWindows {
+                samples,
+                ..SpeechWindows::default()
+            },
+        };
         let found = match &settings.long_audio {
-            LongAudio::Vad => {
-                let windows = SpeechWindows::of(first.activity, settings)?;
-                return self.decode_windows(&windows, recording, settings, cancelled);
-            }
-            LongAudio::Chunked(lengths) => {
-                self.transcribe_chunks(recording, first.activity.samples(), lengths, rules, cancelled)
-            }
-            LongAudio::Full(full) => self.transcribe_whole(recording, first.activity.samples(), full, rules, cancelled),
+            LongAudio::Vad => return self.decode_windows(&windows, recording, settings, cancelled),
+            LongAudio::Chunked(lengths) => self.transcribe_chunks(recording, &windows, lengths, rules, cancelled),
+            LongAudio::Full(full) => self.transcribe_whole(recording, &windows, full, rules, cancelled),
         };
         Ok(found?.map(|found| found.earlier(settings.delay)))
     }
@@ -382,14 +400,15 @@ impl Recognizer {
         if !group_by_group(&windows.windows, recording, &mut decode)? {
             return Ok(None);
         }
-        recognized(windows, heard, settings).map(Some)
+        recognized(windows, heard, settings, self.phrases.as_ref()).map(Some)
     }
 
-    /// [`Recognizer::decode`] of any number of windows, those of similar length together. None if `cancelled` returned true
-    /// between two batches.
+    /// [`Recognizer::decode`] of any number of windows with this speech, those of similar length together. None if `cancelled`
+    /// returned true between two batches.
     fn decode_in_batches(
         &self,
         signals: &[&[f32]],
+        speech: &[Vec<Range<f64>>],
         batch_seconds: f64,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Heard>>> {
@@ -399,7 +418,9 @@ impl Recognizer {
                 return Ok(None);
             }
             let of_batch: Vec<&[f32]> = batch.iter().map(|&index| signals[index]).collect();
-            for (index, found) in batch.into_iter().zip(self.decode(&of_batch)?) {
+            let speech: Vec<_> = batch.iter().map(|&index| speech[index].clone()).collect();
+            let found = self.decode_again_where((&of_batch, &speech), &|_| true, &self.model.decoding)?;
+            for (index, found) in batch.into_iter().zip(found) {
                 heard[index] = found;
             }
         }
@@ -416,21 +437,22 @@ impl Recognizer {
     /// # Errors
     /// If a sample is no number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
-        self.decode_again_where(signals, &|_| true, &self.model.decoding)
+        self.decode_again_where((signals, &[]), &|_| true, &self.model.decoding)
     }
 
     /// [`Recognizer::decode`] with these settings, such as those of [`Recognizer::decoding_for`], but only windows for whose index
-    /// `again` is true may be decoded again as two: windows that still grow are decoded once.
+    /// `again` is true may be decoded again as two: windows that still grow are decoded once. `speech`: the stretches of each window
+    /// ([`SpeechWindows::stretches`]), where phrases are boosted; none where it is not known, and phrases are boosted everywhere.
     ///
     /// # Errors
-    /// As [`Recognizer::decode`].
+    /// As [`Recognizer::decode`], and if there is the speech of another number of windows.
     pub fn decode_again_where(
         &self,
-        signals: &[&[f32]],
+        (signals, speech): (&[&[f32]], &[Vec<Range<f64>>]),
         again: &dyn Fn(usize) -> bool,
         decoding: &DecodingSettings,
     ) -> Result<Vec<Heard>> {
-        let mut heard = self.decode_with(signals, decoding)?;
+        let mut heard = self.decode_with((signals, speech), decoding)?;
         let cuts = signals.iter().enumerate().filter_map(|(index, signal)| {
             let worth_it = again(index) && !heard[index].words.is_empty();
             Some((index, worth_it.then(|| pause(signal)).flatten()?))
@@ -442,10 +464,18 @@ impl Recognizer {
         let (firsts, seconds): (Vec<&[f32]>, Vec<&[f32]>) =
             cuts.iter().map(|&(index, cut)| signals[index].split_at(cut)).unzip();
         // One after the other: padded to the longest of both, they would take up to twice the memory of the windows.
-        let firsts = self.decode_with(&firsts, decoding)?;
-        let parts = firsts.into_iter().zip(self.decode_with(&seconds, decoding)?);
+        let after = |cut: usize| cut as f64 / f64::from(SAMPLE_RATE);
+        let of_cuts = cuts
+            .iter()
+            .filter_map(|&(index, cut)| Some((speech.get(index)?, after(cut))));
+        let (speech_of_firsts, speech_of_seconds): (Vec<_>, Vec<_>) = of_cuts
+            .map(|(speech, after)| (speech.clone(), later(speech, -after)))
+            .unzip();
+        let firsts = self.decode_with((&firsts, &speech_of_firsts), decoding)?;
+        let seconds = self.decode_with((&seconds, &speech_of_seconds), decoding)?;
+        let parts = firsts.into_iter().zip(seconds);
         for ((index, cut), (first, second)) in cuts.into_iter().zip(parts) {
-            let after = cut as f64 / f64::from(SAMPLE_RATE);
+            let after = after(cut);
             let whole = std::mem::take(&mut heard[index]);
             heard[index] = more_confident(whole, first, second, after);
         }
@@ -453,7 +483,12 @@ impl Recognizer {
     }
 
     /// One pass of [`Recognizer::decode`] with these settings. With a penalty on blank, scores of tokens are those among tokens alone.
-    fn decode_with(&self, signals: &[&[f32]], decoding: &DecodingSettings) -> Result<Vec<Heard>> {
+    fn decode_with(
+        &self,
+        (signals, speech): (&[&[f32]], &[Vec<Range<f64>>]),
+        decoding: &DecodingSettings,
+    ) -> Result<Vec<Heard>> {
+        let decoding = &*self.boosting_in(speech, decoding);
         let with_blank = decoding.blank_penalty == 0.0;
         let (hypotheses, scores) = self.observed(signals.len(), with_blank, |observer| {
             self.computing(|| Ok(self.model.transcribe_with(signals, decoding, Some(observer))?))
@@ -463,6 +498,22 @@ impl Recognizer {
             .zip(&scores)
             .map(|(hypothesis, scores)| self.words(hypothesis, scores));
         heard.collect()
+    }
+
+    /// These settings, in which phrases score in the speech of each window (seconds) and up to [`REACH`] seconds before and after it: tokens
+    /// come some frames late. Without phrases, or where no speech is given, they are the same.
+    fn boosting_in<'a>(&self, speech: &[Vec<Range<f64>>], decoding: &'a DecodingSettings) -> Cow<'a, DecodingSettings> {
+        if !decoding.fusion.has_phrases() || speech.is_empty() {
+            return Cow::Borrowed(decoding);
+        }
+        let frame = self.model.frame_seconds();
+        // Negative numbers become 0.
+        let frames =
+            |part: &Range<f64>| ((part.start - REACH) / frame) as usize..((part.end + REACH) / frame).ceil() as usize;
+        Cow::Owned(DecodingSettings {
+            speech: speech.iter().map(|parts| parts.iter().map(frames).collect()).collect(),
+            ..decoding.clone()
+        })
     }
 
     /// Confidences as probabilities, where the model has a calibration: once windows are decoded for good.
@@ -488,12 +539,14 @@ impl Recognizer {
     ) -> Result<(R, Vec<Vec<TokenScore>>)> {
         let mut scores = vec![Vec::new(); utterances];
         let mut failure = None;
-        let mut observe = |utterance: usize, token: u32, logits: &[f32]| {
-            let tokens = logits.len() - usize::from(!with_blank && !logits.is_empty());
-            match TokenScore::new(&self.confidence, token, &logits[..tokens]) {
-                Ok(score) => scores[utterance].push(score),
-                Err(error) => failure = Some(error),
-            }
+        let mut observe = |utterance: usize, token: u32, logits: &[f32]| match TokenScore::new(
+            &self.confidence,
+            token,
+            logits,
+            with_blank,
+        ) {
+            Ok(score) => scores[utterance].push(score),
+            Err(error) => failure = Some(error),
         };
         let decoded = decode(&mut observe)?;
         match failure {
@@ -545,6 +598,13 @@ impl Recognizer {
     }
 }
 
+fn phrases_of(settings: &DecodingSettings) -> Option<PhraseIndex> {
+    settings
+        .fusion
+        .has_phrases()
+        .then(|| PhraseIndex::of(&settings.boosted))
+}
+
 /// Texts in the order in which they first come.
 fn unique(texts: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
@@ -569,11 +629,17 @@ pub struct Heard {
     pub recovered: usize,
 }
 
-/// Joins the results of the windows of a recording.
+/// Joins the results of the windows of a recording. `phrases`: those that were boosted.
 ///
 /// # Errors
 /// If there are not as many as windows, if the windows are not in order within the recording, or if a time is no number.
-pub fn recognized(windows: &SpeechWindows, heard: Vec<Heard>, settings: &RecognitionSettings) -> Result<Recognized> {
+pub fn recognized(
+    windows: &SpeechWindows,
+    heard: Vec<Heard>,
+    settings: &RecognitionSettings,
+    phrases: Option<&PhraseIndex>,
+) -> Result<Recognized> {
+    let boosted = phrases.map(|phrases| phrases.written(&windows.windows, &heard, settings.delay));
     let covered = (!settings.coverage.is_off() && windows.is_heard).then(|| {
         let speech: Vec<_> = (0..windows.windows.len())
             .map(|index| windows.stretches(index))
@@ -583,6 +649,7 @@ pub fn recognized(windows: &SpeechWindows, heard: Vec<Heard>, settings: &Recogni
     let recognized = joined(&windows.windows, windows.samples, heard, &settings.segments)?;
     Ok(Recognized {
         coverage: covered,
+        boosted,
         ..recognized.earlier(settings.delay)
     })
 }
@@ -601,6 +668,7 @@ pub fn joined(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules: &S
         windows: windows.len(),
         decoded_seconds: decoded as f64 / f64::from(SAMPLE_RATE),
         coverage: None,
+        boosted: None,
     })
 }
 

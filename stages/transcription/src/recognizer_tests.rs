@@ -139,12 +139,12 @@ fn a_window_of_two_sentences_is_heard_again_as_two() {
     let window = [&first[..], &vec![0.0; 1_920], &second].concat();
     let cut = split::pause(&window).unwrap();
     let whole = recognizer
-        .decode_with(&[&window], recognizer.decoding())
+        .decode_with((&[&window], &[]), recognizer.decoding())
         .unwrap()
         .remove(0);
     let parts = [&window[..cut], &window[cut..]].map(|part| {
         recognizer
-            .decode_with(&[part], recognizer.decoding())
+            .decode_with((&[part], &[]), recognizer.decoding())
             .unwrap()
             .remove(0)
     });
@@ -262,7 +262,7 @@ fn log_probabilities_of_tokens_are_nemos() {
         };
         // NeMo hears it once.
         let heard = recognizer
-            .decode_with(&[&samples], recognizer.decoding())
+            .decode_with((&[&samples], &[]), recognizer.decoding())
             .unwrap()
             .remove(0);
         let ids: Vec<u32> = serde_json::from_value(golden["ids"].clone()).unwrap();

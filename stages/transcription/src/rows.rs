@@ -10,6 +10,7 @@ use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, 
 use flow_kind::{ROW, StageError};
 use serde_json::{Map, Value};
 
+use crate::boosted::Boosted;
 use crate::coverage::{Coverage, Hole};
 use crate::suspects::{Reason, Suspect};
 use crate::{Metadata, Performance, Segment, Word};
@@ -85,8 +86,9 @@ fn coverage_fields() -> Vec<Field> {
     ]
 }
 
-/// One row for each recording, with columns of coverage where that is asked for.
-pub fn recordings_schema(with_coverage: bool) -> SchemaRef {
+/// One row for each recording, with columns of coverage where that is asked for, and with one of what boosted phrases did ([`Boosted`] in
+/// JSON) where there are any.
+pub fn recordings_schema(with_coverage: bool, with_boosted: bool) -> SchemaRef {
     let mut fields = vec![
         Field::new(ROW, DataType::UInt32, false),
         Field::new("recording", DataType::Utf8, false),
@@ -102,6 +104,9 @@ pub fn recordings_schema(with_coverage: bool) -> SchemaRef {
     ];
     if with_coverage {
         fields.extend(coverage_fields());
+    }
+    if with_boosted {
+        fields.push(Field::new("boosted", DataType::Utf8, false));
     }
     Arc::new(Schema::new(fields))
 }
@@ -188,7 +193,11 @@ pub fn recordings_batch(metadata: &Metadata, decoded: f64, windows: usize) -> Re
     if let Some(coverage) = &metadata.coverage {
         columns.extend(coverage_columns(coverage)?);
     }
-    let schema = recordings_schema(metadata.coverage.is_some());
+    if let Some(boosted) = &metadata.boosted {
+        let json = serde_json::to_string(boosted).map_err(|error| StageError::failed(error.to_string()))?;
+        columns.push(Arc::new(StringArray::from(vec![json])));
+    }
+    let schema = recordings_schema(metadata.coverage.is_some(), metadata.boosted.is_some());
     Ok(RecordBatch::try_new(schema, columns)?)
 }
 
@@ -429,6 +438,15 @@ fn manifest_row(recording: &RecordBatch) -> Result<Option<Map<String, Value>>, S
     row.transpose().map_err(|_| other("row"))
 }
 
+/// What boosted phrases did in a recording, where it has this column.
+fn read_boosted(recording: &RecordBatch) -> Result<Option<Boosted>, StageError> {
+    let Some(column) = recording.column_by_name("boosted") else {
+        return Ok(None);
+    };
+    let texts = column.as_string_opt::<i32>().ok_or_else(|| other("boosted"))?;
+    serde_json::from_str(texts.value(0)).map_err(|_| other("boosted"))
+}
+
 /// Reads what [`recordings_batch`] made of one recording; when it was transcribed is not known.
 pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
     if recording.num_rows() != 1 {
@@ -439,6 +457,7 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
     }
     let (channel, row) = (channel(recording)?, manifest_row(recording)?);
     let coverage = read_coverage(recording)?;
+    let boosted = read_boosted(recording)?;
     let recording = Columns(recording);
     let text = |name: &str| Ok::<_, StageError>(recording.texts(name)?.value(0).to_owned());
     let languages = recording.list("languages")?.value(0);
@@ -454,6 +473,7 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
         languages: languages.iter().flatten().map(str::to_owned).collect(),
         num_speakers: None,
         coverage,
+        boosted,
         processed_at: String::new(),
     })
 }
@@ -461,6 +481,7 @@ pub fn read_metadata(recording: &RecordBatch) -> Result<Metadata, StageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::boosted::BoostedPhrase;
 
     fn suspect(reason: Reason) -> Suspect {
         Suspect {
@@ -525,6 +546,7 @@ mod tests {
             languages: vec!["hi".to_owned(), "en".to_owned()],
             num_speakers: None,
             coverage: None,
+            boosted: None,
             processed_at: "2026-01-02T03:04:05Z".to_owned(),
         };
         let performance = Performance::new(2.5, 0.25, 0.0, 0.5);
@@ -542,8 +564,18 @@ mod tests {
                 recovered: 3,
                 suspects,
             };
+            let phrase = BoostedPhrase {
+                phrase: "New York".to_owned(),
+                count: 2,
+                changed: 1,
+                times: vec![0.5, 1.25],
+            };
             let covered = Metadata {
                 coverage: Some(coverage),
+                boosted: Some(Boosted {
+                    phrases: vec![phrase],
+                    other_words: 1,
+                }),
                 ..metadata.clone()
             };
             let recording = recordings_batch(&covered, 1.5, 2).unwrap();

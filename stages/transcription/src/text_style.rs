@@ -569,6 +569,7 @@ mod tests {
         let token = |text: &str| Token {
             bytes: text.as_bytes().to_vec(),
             logprob: -0.5,
+            is_first_choice: true,
         };
         let of = |words: &[&[&str]]| -> Vec<Vec<Token>> {
             words

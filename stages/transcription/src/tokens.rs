@@ -17,6 +17,9 @@ pub struct Token {
     /// The natural logarithm of its probability among all tokens and blank, by the model alone: language models and
     /// boosted phrases do not count.
     pub logprob: f64,
+    /// Whether it is the most probable of all tokens by the model alone: not where language models, boosted phrases or another beam chose
+    /// otherwise.
+    pub is_first_choice: bool,
 }
 
 /// What the outputs of the joint network say of a token that was chosen.
@@ -24,14 +27,18 @@ pub struct Token {
 pub(crate) struct TokenScore {
     pub confidence: f64,
     pub logprob: f64,
+    /// Of [`Token`].
+    pub is_first_choice: bool,
 }
 
 impl TokenScore {
-    /// From the logits of all tokens and blank.
+    /// From the logits of all tokens and, as the last, blank; without that, probabilities are those among tokens alone.
     ///
     /// # Errors
     /// If the token is not among them.
-    pub fn new(method: &ConfidenceMethod, token: u32, logits: &[f32]) -> Result<Self> {
+    pub fn new(method: &ConfidenceMethod, token: u32, logits: &[f32], with_blank: bool) -> Result<Self> {
+        let tokens = &logits[..logits.len().saturating_sub(1)];
+        let logits = if with_blank { logits } else { tokens };
         let logs = log_softmax(logits);
         let Some(&logprob) = logs.get(token as usize) else {
             let why = format!("{} outputs of the joint have no token {token}", logits.len());
@@ -41,6 +48,7 @@ impl TokenScore {
             confidence: method.confidence(&logs, logits.len()),
             // `max` takes the number that is one.
             logprob: logprob.max(LEAST_LOGPROB),
+            is_first_choice: tokens.iter().all(|other| *other <= logits[token as usize]),
         })
     }
 }
@@ -55,6 +63,7 @@ pub(crate) fn tokens_of_word(tokenizer: &Tokenizer, ids: &[u32], scores: &[Token
         tokens.push(Token {
             bytes: tokenizer.token_bytes(id)?,
             logprob: score.logprob,
+            is_first_choice: score.is_first_choice,
         });
     }
     for token in &mut tokens {

@@ -63,7 +63,7 @@ fn tokens_of_beams_have_their_own_scores() {
     for samples in recordings() {
         let mut seen = Vec::new();
         let mut observe = |_: usize, token: u32, logits: &[f32]| {
-            seen.push((token, TokenScore::new(&method, token, logits).unwrap().logprob));
+            seen.push((token, TokenScore::new(&method, token, logits, true).unwrap().logprob));
         };
         let found = install(|| model.transcribe_observed(&[&samples], Some(&mut observe))).unwrap();
         let ids: Vec<u32> = seen.iter().map(|(token, _)| *token).collect();
@@ -79,13 +79,13 @@ fn tokens_of_beams_have_their_own_scores() {
 fn probabilities_of_all_tokens_make_one_and_none_is_no_number() {
     let method = ConfidenceMethod::default();
     let logits: Vec<f32> = (0..1025u32).map(|i| ((i * 7919) % 101) as f32 / 9.0).collect();
-    let scores = (0..logits.len() as u32).map(|token| TokenScore::new(&method, token, &logits).unwrap());
+    let scores = (0..logits.len() as u32).map(|token| TokenScore::new(&method, token, &logits, true).unwrap());
     let sum: f64 = scores.map(|score| score.logprob.exp()).sum();
     assert!((sum - 1.0).abs() < 1e-9);
     for logits in [[f32::NAN; 3], [f32::NEG_INFINITY, 0.0, 0.0], [f32::INFINITY; 3]] {
-        assert!(TokenScore::new(&method, 0, &logits).unwrap().logprob.is_finite());
+        assert!(TokenScore::new(&method, 0, &logits, true).unwrap().logprob.is_finite());
     }
-    assert!(TokenScore::new(&method, 3, &[0.0; 3]).is_err());
+    assert!(TokenScore::new(&method, 3, &[0.0; 3], true).is_err());
 }
 
 proptest! {
@@ -93,7 +93,7 @@ proptest! {
     fn tokens_make_the_words_of_any_text(ids in prop::collection::vec(0u32..1024, 1..30)) {
         let model = flow_model::checkpoint::OpenModel::open(&test_data::bundled_model()).unwrap();
         let tokenizer = Tokenizer::from_bytes(model.tokenizer.as_deref().unwrap()).unwrap();
-        let scores = vec![TokenScore { confidence: 1.0, logprob: -0.5 }; ids.len()];
+        let scores = vec![TokenScore { confidence: 1.0, logprob: -0.5, is_first_choice: true }; ids.len()];
         let tokens = tokens_of_word(&tokenizer, &ids, &scores).unwrap();
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.bytes.clone()).collect();
         let text = tokenizer.decode(&ids).unwrap();

@@ -65,7 +65,10 @@ impl Kind for Transcribe {
         let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
             port("segments", segments_schema(Speakers::Unasked)),
-            port("recordings", recordings_schema(!settings.coverage().is_off())),
+            port(
+                "recordings",
+                recordings_schema(!settings.coverage().is_off(), settings.boosts()),
+            ),
             port("timings", timings_schema()),
         ];
         Ok(Shape {
@@ -133,6 +136,10 @@ impl Kind for Transcribe {
         }
         if let Some(decoding) = settings.decoding().identity() {
             identity["decoding"] = decoding;
+        }
+        if settings.boosts() {
+            // They are boosted where speech is, and reported.
+            identity["boosted"] = json!("speech");
         }
         if !settings.languages.is_empty() {
             let weight = settings.language_prior().map(|_| settings.language_weight);
@@ -290,6 +297,7 @@ impl Source for Transcriber {
             model_digest: recognizer.digest.clone(),
             languages: recognized.languages,
             coverage: recognized.coverage,
+            boosted: recognized.boosted,
             ..Metadata::default()
         };
         let total = before + transcribed.seconds;

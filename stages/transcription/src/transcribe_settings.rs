@@ -333,6 +333,11 @@ impl TranscribeSettings {
     }
 
     /// What is done about speech without words.
+    /// Whether phrases are boosted.
+    pub(crate) fn boosts(&self) -> bool {
+        self.boost_weight != 0.0 && self.decoding().boost.is_some()
+    }
+
     pub(crate) fn coverage(&self) -> CoverageSettings {
         CoverageSettings {
             mode: self.coverage,

@@ -6,6 +6,7 @@ use flow_model::timestamps::Stamped;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use crate::boosted::Boosted;
 use crate::coverage::Coverage;
 use crate::lines::{one_line, width};
 use crate::speakers::UNKNOWN;
@@ -76,6 +77,9 @@ pub struct Metadata {
     /// How much of the speech has words; none where that was not asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coverage: Option<Coverage>,
+    /// What boosted phrases did; none where none were boosted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boosted: Option<Boosted>,
     /// RFC 3339.
     pub processed_at: String,
 }
@@ -217,6 +221,11 @@ impl Transcript {
         if let Some(coverage) = &self.metadata.coverage {
             check_coverage(coverage)?;
         }
+        if let Some(boosted) = &self.metadata.boosted {
+            for time in boosted.phrases.iter().flat_map(|phrase| &phrase.times) {
+                check_time(&|| "metadata.boosted.phrases.times".to_owned(), *time)?;
+            }
+        }
         let work = &self.performance;
         check_time(&|| "performance.transcription_s".to_owned(), work.transcription_s)?;
         check_time(&|| "performance.diarization_s".to_owned(), work.diarization_s)?;
@@ -291,6 +300,10 @@ pub(crate) fn rounded(number: f64) -> f64 {
 
 pub(crate) fn number<S: Serializer>(number: &f64, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     rounded(*number).serialize(serializer)
+}
+
+pub(crate) fn numbers<S: Serializer>(numbers: &[f64], serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.collect_seq(numbers.iter().map(|number| rounded(*number)))
 }
 
 fn optional_number<S: Serializer>(number: &Option<f64>, serializer: S) -> std::result::Result<S::Ok, S::Error> {

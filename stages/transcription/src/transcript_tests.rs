@@ -23,6 +23,7 @@ fn metadata() -> Metadata {
         languages: vec!["en".to_owned()],
         num_speakers: None,
         coverage: None,
+        boosted: None,
         processed_at: "2026-01-02T03:04:05Z".to_owned(),
     }
 }

@@ -383,7 +383,7 @@ mod tests {
         ];
         let output = Harness::<Utterances>::new(settings)
             .input("segments", segments_schema(Speakers::Unasked))
-            .input("recordings", recordings_schema(false))
+            .input("recordings", recordings_schema(false, false))
             .feed("segments", "a", segments_batch(&spoken, Speakers::Unasked).unwrap())
             .feed("recordings", "a", recordings_batch(&metadata, 1.0, 1).unwrap())
             .feed(

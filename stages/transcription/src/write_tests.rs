@@ -48,7 +48,7 @@ fn run(out: &Path, formats: &[Format], width: usize) -> Output {
     };
     Harness::<Write>::new(settings)
         .input("segments", segments_schema(Speakers::Unasked))
-        .input("recordings", recordings_schema(false))
+        .input("recordings", recordings_schema(false, false))
         .input("timings", timings_schema())
         .feed(
             "segments",
@@ -175,7 +175,7 @@ fn speakers_are_written_where_they_are_known() {
     let recording = recordings_batch(&metadata, 1.0, 1).unwrap();
     let output = harness
         .input("segments", segments_schema(Speakers::Unasked))
-        .input("recordings", recordings_schema(false))
+        .input("recordings", recordings_schema(false, false))
         .input("timings", timings_schema())
         .input("assigned", segments_schema(Speakers::Named))
         .input("diarized", diarization::recordings_schema())
@@ -256,7 +256,7 @@ fn nothing_to_write_is_refused() {
         };
         Harness::<Write>::new(settings)
             .input("segments", segments_schema(Speakers::Unasked))
-            .input("recordings", recordings_schema(false))
+            .input("recordings", recordings_schema(false, false))
             .input("timings", timings_schema())
             .shape()
     };

@@ -3,6 +3,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use candle_core::{Device, Tensor};
@@ -21,6 +22,16 @@ pub struct Steps<'a> {
     pub max_symbols: usize,
     /// [`DecodingSettings::blank_penalty`], for greedy search.
     pub blank_penalty: f64,
+    /// [`DecodingSettings::speech`].
+    pub speech: &'a [Vec<Range<usize>>],
+}
+
+impl Steps<'_> {
+    /// Whether phrases score on a frame of an utterance.
+    pub(super) fn is_speech(&self, utterance: usize, frame: usize) -> bool {
+        let of_utterance = self.speech.get(utterance);
+        of_utterance.is_none_or(|speech| speech.iter().any(|part| part.contains(&frame)))
+    }
 }
 
 /// The last token of a hypothesis, and those before it.
@@ -163,8 +174,9 @@ pub fn decode_beam(
         let width = logits.dim(1)?;
         let logits = on_cpu(|| values(&logits))?;
         let mut rows = logits.chunks_exact(width);
-        for utterance in &mut utterances {
+        for (number, utterance) in utterances.iter_mut().enumerate() {
             extend(
+                number,
                 utterance,
                 settings,
                 steps,
@@ -205,6 +217,7 @@ fn values(logits: &Tensor) -> Result<Vec<f32>> {
 
 /// One step of an utterance. Takes a row of logits for each of its active hypotheses.
 fn extend<'a>(
+    number: usize,
     utterance: &mut Utterance,
     settings: &DecodingSettings,
     steps: Steps,
@@ -223,7 +236,7 @@ fn extend<'a>(
         }
         let Some(row) = rows.next() else { continue };
         rows_of[index] = row;
-        expansion.expand(row, &live.fusion);
+        expansion.expand(row, &live.fusion, steps.is_speech(number, live.frame));
         if live.emitted >= steps.max_symbols.max(1) {
             let forced = expansion.forced_blank();
             candidates.push((live.score + f64::from(forced.score), index, Some(forced)));
@@ -266,10 +279,11 @@ fn extend<'a>(
             }));
             live.token = Some(token as u32);
             live.tokens += 1;
-            live.fusion = parent.fusion.step(&settings.fusion, token as u32);
-            let number = utterance.sequences.len() as u32 + 1;
+            let speech = steps.is_speech(number, parent.frame);
+            live.fusion = parent.fusion.step(&settings.fusion, token as u32, speech);
+            let next = utterance.sequences.len() as u32 + 1;
             let sequence = utterance.sequences.entry((parent.sequence, token as u32));
-            live.sequence = *sequence.or_insert(number);
+            live.sequence = *sequence.or_insert(next);
         }
         live.emitted = match (duration, token == blank) {
             (0, true) => parent.emitted,

@@ -26,6 +26,8 @@ pub struct ScoredState {
     state: FusionState,
     /// Computed when they are first needed.
     scores: OnceCell<Rc<[f32]>>,
+    /// Those on frames without speech.
+    without_speech: OnceCell<Rc<[f32]>>,
 }
 
 impl ScoredState {
@@ -34,16 +36,17 @@ impl ScoredState {
         fusion.start().into()
     }
 
-    /// The state after a token.
-    pub fn step(&self, fusion: &Fusion, token: u32) -> Self {
-        fusion.step(&self.state, token).into()
+    /// The state after a token on a frame with speech, or without.
+    pub fn step(&self, fusion: &Fusion, token: u32, speech: bool) -> Self {
+        fusion.step(&self.state, token, speech).into()
     }
 
-    /// The scores of all tokens; empty without fusion.
-    pub fn scores(&self, fusion: &Fusion) -> &Rc<[f32]> {
-        self.scores.get_or_init(|| {
+    /// The scores of all tokens on a frame with speech, or without; empty without fusion.
+    pub fn scores(&self, fusion: &Fusion, speech: bool) -> &Rc<[f32]> {
+        let kept = if speech { &self.scores } else { &self.without_speech };
+        kept.get_or_init(|| {
             let mut scores = Vec::new();
-            fusion.scores(&self.state, &mut scores);
+            fusion.scores(&self.state, speech, &mut scores);
             scores.into()
         })
     }
@@ -59,6 +62,7 @@ impl From<FusionState> for ScoredState {
         ScoredState {
             state,
             scores: OnceCell::new(),
+            without_speech: OnceCell::new(),
         }
     }
 }
@@ -95,8 +99,8 @@ impl<'a> Expansion<'a> {
         &self.best
     }
 
-    /// Finds the candidates of a row: logits of the tokens, of blank, and of the durations.
-    pub fn expand(&mut self, row: &[f32], fusion: &ScoredState) {
+    /// Finds the candidates of a row, of a frame with speech or without: logits of the tokens, of blank, and of the durations.
+    pub fn expand(&mut self, row: &[f32], fusion: &ScoredState, speech: bool) {
         let (tokens, durations) = row.split_at(self.tokens);
         log_softmax(tokens, &mut self.log_probabilities);
         log_softmax(durations, &mut self.duration_log_probabilities);
@@ -108,7 +112,8 @@ impl<'a> Expansion<'a> {
         let labels = if self.settings.fusion.is_empty() {
             best_of(&self.log_probabilities, beam)
         } else {
-            self.fuse(beam, blank, fusion.scores(&self.settings.fusion))
+            let scores = fusion.scores(&self.settings.fusion, speech);
+            self.fuse((beam, blank), self.settings.fusion.weight(speech), scores)
         };
         self.best.clear();
         for &(token, score) in &labels {
@@ -125,10 +130,9 @@ impl<'a> Expansion<'a> {
         self.best.truncate(beam);
     }
 
-    /// The best labels with the scores of fusion.
-    fn fuse(&mut self, beam: usize, blank: usize, fused: &[f32]) -> Vec<(usize, f32)> {
+    /// The best labels with the scores of fusion, whose models have this weight together.
+    fn fuse(&mut self, (beam, blank): (usize, usize), weight: f32, fused: &[f32]) -> Vec<(usize, f32)> {
         let settings = self.settings;
-        let weight = settings.fusion.weight();
         // A term added to the scores of all tokens, and a factor of that of blank.
         let (common, blank_factor) = match settings.blank_score {
             BlankScore::NoScore => (0.0, 1.0),

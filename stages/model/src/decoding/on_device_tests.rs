@@ -108,6 +108,7 @@ fn a_search_on_a_device_finds_what_the_cpu_finds() {
             let decoder = Decoder::new(durations.len(), device);
             let networks = decoder.networks();
             let steps = || Steps {
+                speech: &[],
                 durations,
                 max_symbols,
                 blank_penalty: 0.0,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::DecodingSettings;
-use crate::fusion::{BoostingRules, Fusion, boosting_tree, read_arpa, read_phrases};
+use crate::fusion::{Fusion, read_arpa, read_phrases};
 use crate::heads::HeadKind;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
@@ -108,23 +108,22 @@ impl DecodingOptions {
     pub fn load(&self, tokenizer: &Tokenizer) -> Result<DecodingSettings> {
         self.check().map_err(|(_, what)| Error::Input(what))?;
         let vocabulary = tokenizer.vocabulary_size();
-        let (mut fusion, mut notes) = (Fusion::default(), Vec::new());
+        let mut fusion = Fusion::default();
         if let Some(lm) = &self.lm {
             fusion.add(Arc::new(read_arpa(lm, vocabulary)?), self.lm_weight)?;
         }
-        if let Some(boost) = &self.boost {
-            let phrases = read_phrases(boost, tokenizer)?;
-            notes.extend(left_out(boost, &phrases.left_out));
-            let tree = boosting_tree(&phrases.phrases, &BoostingRules::default(), vocabulary)?;
-            fusion.add(Arc::new(tree), self.boost_weight)?;
-        }
-        Ok(DecodingSettings {
+        let mut settings = DecodingSettings {
             head: self.head,
             beam: self.beam,
             fusion,
-            notes,
             ..DecodingSettings::default()
-        })
+        };
+        if let Some(boost) = &self.boost {
+            let phrases = read_phrases(boost, tokenizer)?;
+            settings.notes.extend(left_out(boost, &phrases.left_out));
+            settings.boost(&phrases.phrases, self.boost_weight, tokenizer)?;
+        }
+        Ok(settings)
     }
 }
 

@@ -142,6 +142,17 @@ impl BackoffAcceptor {
         }
     }
 
+    /// What it costs to back off from a state to the start state.
+    pub fn to_start(&self, mut state: u32) -> f32 {
+        let mut backed_off = 0.0;
+        while state != START {
+            let backoff = self.backoffs[state as usize];
+            backed_off += backoff.weight;
+            state = backoff.target;
+        }
+        backed_off
+    }
+
     /// The score of the end of the text in a state.
     pub fn end(&self, mut state: u32) -> f32 {
         let mut backed_off = 0.0;

@@ -31,9 +31,24 @@ fn open_regular_file(path: &Path) -> std::io::Result<File> {
 /// Models whose scores are added to those of tokens, each with its weight.
 #[derive(Debug, Clone, Default)]
 pub struct Fusion {
-    models: Vec<(Arc<BackoffAcceptor>, f32)>,
+    models: Vec<Weighted>,
     /// Added to the scores of tokens wherever they come; empty for none.
     prior: Vec<f32>,
+}
+
+#[derive(Debug, Clone)]
+struct Weighted {
+    model: Arc<BackoffAcceptor>,
+    weight: f32,
+    /// Whether it is a tree of phrases, which need speech.
+    is_phrases: bool,
+}
+
+impl Weighted {
+    /// Whether it scores on a frame with speech, or without.
+    fn scores_in(&self, speech: bool) -> bool {
+        speech || !self.is_phrases
+    }
 }
 
 /// The state of a hypothesis in each model of a [`Fusion`].
@@ -45,11 +60,28 @@ impl Fusion {
     /// # Errors
     /// If the weight is not a number.
     pub fn add(&mut self, model: Arc<BackoffAcceptor>, weight: f64) -> Result<()> {
+        self.add_weighted(model, weight, false)
+    }
+
+    /// Adds a tree of phrases, which scores nothing where there is no speech: a phrase that has begun breaks off there and loses its
+    /// scores, and none begins. One of weight 0 is left out.
+    ///
+    /// # Errors
+    /// As those of [`Fusion::add`].
+    pub fn add_phrases(&mut self, tree: Arc<BackoffAcceptor>, weight: f64) -> Result<()> {
+        self.add_weighted(tree, weight, true)
+    }
+
+    fn add_weighted(&mut self, model: Arc<BackoffAcceptor>, weight: f64, is_phrases: bool) -> Result<()> {
         if !weight.is_finite() {
             return Err(Error::Input(format!("{weight} is no weight of a language model")));
         }
         if weight != 0.0 {
-            self.models.push((model, weight as f32));
+            self.models.push(Weighted {
+                model,
+                weight: weight as f32,
+                is_phrases,
+            });
         }
         Ok(())
     }
@@ -84,14 +116,20 @@ impl Fusion {
         !self.models.is_empty()
     }
 
-    /// The sum of the weights of the models.
-    pub fn weight(&self) -> f32 {
-        self.models.iter().map(|(_, weight)| weight).sum()
+    /// Whether there are boosted phrases.
+    pub fn has_phrases(&self) -> bool {
+        self.models.iter().any(|model| model.is_phrases)
+    }
+
+    /// The sum of the weights of the models that score on a frame with speech, or without.
+    pub fn weight(&self, speech: bool) -> f32 {
+        let models = self.models.iter().filter(|model| model.scores_in(speech));
+        models.map(|model| model.weight).sum()
     }
 
     /// An error if a model is of another vocabulary than of so many tokens, without blank.
     pub fn check(&self, vocabulary: usize) -> Result<()> {
-        let sizes = self.models.iter().map(|(model, _)| model.vocabulary());
+        let sizes = self.models.iter().map(|model| model.model.vocabulary());
         let prior = Some(self.prior.len()).filter(|size| *size > 0);
         match sizes.chain(prior).find(|size| *size != vocabulary) {
             Some(size) => Err(Error::Input(format!(
@@ -103,29 +141,41 @@ impl Fusion {
 
     /// The state before the first token.
     pub fn start(&self) -> FusionState {
-        self.models.iter().map(|(model, _)| model.initial()).collect()
+        self.models.iter().map(|model| model.model.initial()).collect()
     }
 
-    /// The state after a token.
-    pub fn step(&self, state: &[u32], token: u32) -> FusionState {
+    /// The state after a token on a frame with speech, or without.
+    pub fn step(&self, state: &[u32], token: u32, speech: bool) -> FusionState {
         let models = self.models.iter().zip(state);
-        models.map(|((model, _), &state)| model.step(state, token).1).collect()
+        models
+            .map(|(weighted, &state)| match weighted.scores_in(speech) {
+                true => weighted.model.step(state, token).1,
+                false => weighted.model.start(),
+            })
+            .collect()
     }
 
     /// The weighted scores of the end of the text in a state, summed over the models that know ends: not boosted phrases.
     pub fn end(&self, state: &[u32]) -> f32 {
         let models = self.models.iter().zip(state);
-        let ends = models.map(|((model, weight), &state)| model.end(state) * weight);
+        let ends = models.map(|(weighted, &state)| weighted.model.end(state) * weighted.weight);
         ends.filter(|score| score.is_finite()).sum()
     }
 
-    /// The weighted scores of all tokens in a state, summed over the models; `scores` is overwritten.
-    pub fn scores(&self, state: &[u32], scores: &mut Vec<f32>) {
+    /// The weighted scores of all tokens in a state on a frame with speech, or without, summed over the models; `scores` is
+    /// overwritten.
+    pub fn scores(&self, state: &[u32], speech: bool, scores: &mut Vec<f32>) {
         scores.clear();
         scores.extend_from_slice(&self.prior);
         let mut of_model = Vec::new();
-        for ((model, weight), &state) in self.models.iter().zip(state) {
-            model.scores(state, &mut of_model);
+        for (weighted, &state) in self.models.iter().zip(state) {
+            let (model, weight) = (&weighted.model, weighted.weight);
+            if weighted.scores_in(speech) {
+                model.scores(state, &mut of_model);
+            } else {
+                of_model.clear();
+                of_model.resize(model.vocabulary(), model.to_start(state));
+            }
             scores.resize(of_model.len(), 0.0);
             for (sum, score) in scores.iter_mut().zip(&of_model) {
                 *sum += score * weight;

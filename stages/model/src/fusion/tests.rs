@@ -340,6 +340,42 @@ fn estimates_are_those_by_hand() {
     assert!(Corpus::default().add(&[u32::MAX]).is_err());
 }
 
+/// Without speech all tokens cost what it takes to leave the phrase, and the next phrase starts over. Language models go on.
+#[test]
+fn phrases_score_nothing_without_speech() {
+    let phrase = |tokens: &[u32]| Phrase {
+        tokens: tokens.to_vec(),
+        context_score: None,
+    };
+    let tree = boosting_tree(&[phrase(&[0, 1, 2]), phrase(&[2])], &BoostingRules::default(), 3).unwrap();
+    let lm = parse_arpa(bigrams().as_bytes(), 3).unwrap();
+    let (mut both, mut alone, mut scores, mut expected) =
+        (Fusion::default(), Fusion::default(), Vec::new(), Vec::new());
+    both.add_phrases(tree.into(), 2.0).unwrap();
+    both.add(lm.clone().into(), 0.5).unwrap();
+    alone.add(lm.into(), 0.5).unwrap();
+    assert!(both.has_phrases() && !alone.has_phrases());
+    assert_eq!(
+        (both.weight(true), both.weight(false), alone.weight(false)),
+        (2.5, 0.5, 0.5)
+    );
+    let (mut state, mut state_alone) = (both.start(), alone.start());
+    // The score of the first token, and those of the first two; a whole phrase keeps its score.
+    let second = 2.0 + 2f32.ln();
+    for (token, lost) in [(0, 1.0), (1, 1.0 + second), (2, 0.0)] {
+        state = both.step(&state, token, true);
+        state_alone = alone.step(&state_alone, token, true);
+        both.scores(&state, false, &mut scores);
+        alone.scores(&state_alone, false, &mut expected);
+        for (score, expected) in scores.iter().zip(&expected) {
+            assert!((score - (expected - 2.0 * lost)).abs() < 1e-5, "{scores:?} {expected}");
+        }
+        let left = both.step(&state, 1, false);
+        let began = both.step(&both.start(), 1, false);
+        assert_eq!(left[0], began[0]);
+    }
+}
+
 #[test]
 fn phrases_are_read_with_their_scores() {
     let tokenizer = tokenizer(&bundled_model());

@@ -58,12 +58,13 @@ fn of(config: &ModelConfig) -> Result<&TransducerConfig> {
     config.ok_or_else(|| Error::Config("the transducer's configuration is missing".into()))
 }
 
-/// Durations, the limit of tokens on one frame, and the penalty on blank.
-fn steps<'a>(config: &'a TransducerConfig, settings: &DecodingSettings) -> Steps<'a> {
+/// Durations, the limit of tokens on one frame, the penalty on blank, and where speech is.
+fn steps<'a>(config: &'a TransducerConfig, settings: &'a DecodingSettings) -> Steps<'a> {
     Steps {
         durations: &config.loss.durations,
         max_symbols: config.decoding.max_symbols,
         blank_penalty: settings.blank_penalty,
+        speech: &settings.speech,
     }
 }
 

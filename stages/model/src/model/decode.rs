@@ -43,13 +43,19 @@ impl TdtModel {
     /// The same with other decoding settings.
     ///
     /// # Errors
-    /// Where the model cannot be decoded so.
+    /// Where the model cannot be decoded so, or the settings know the speech of another number of signals.
     pub fn transcribe_with(
         &self,
         signals: &[&[f32]],
         settings: &DecodingSettings,
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Hypothesis>> {
+        if !settings.speech.is_empty() && settings.speech.len() != signals.len() {
+            let (known, signals) = (settings.speech.len(), signals.len());
+            return Err(Error::Input(format!(
+                "the speech of {known} signals is not that of {signals}"
+            )));
+        }
         let parts = self.in_parts(0..signals.len(), &|part| self.encode_for(&signals[part], settings))?;
         self.decode_parts(parts, settings, observer)
     }
@@ -118,6 +124,13 @@ impl TdtModel {
                 move |utterance: usize, token: u32, logits: &[f32]| observer(before + utterance, token, logits)
             });
             let of_part = of_part.as_mut().map(|of_part| -> TokenObserver { of_part });
+            let of_signals = settings.speech.get(before..before + lengths.len());
+            let of_signals = of_signals.filter(|part| part.len() < settings.speech.len());
+            let speech_of_part = of_signals.map(|speech| DecodingSettings {
+                speech: speech.to_vec(),
+                ..settings.clone()
+            });
+            let settings = speech_of_part.as_ref().unwrap_or(settings);
             all.extend(self.decode_encoded(&encoded, &lengths, settings, of_part)?);
         }
         Ok(all)

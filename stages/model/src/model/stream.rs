@@ -84,7 +84,7 @@ impl TdtModel {
     }
 
     /// The same with other settings, those that the state began with.
-    pub(super) fn decode_on_for(
+    pub fn decode_on_for(
         &self,
         settings: &DecodingSettings,
         encoded: &Tensor,

@@ -116,7 +116,7 @@ struct Window<'a> {
     signal: &'a [f32],
     grows: bool,
     decoding: &'a DecodingRequest,
-    /// The stretches of its speech, in seconds, where speech without words is looked for.
+    /// The stretches of its speech, in seconds, where that is known, and what is done about speech without words.
     speech: Option<(RecognitionSettings, Vec<Range<f64>>)>,
 }
 
@@ -440,10 +440,20 @@ fn decode_alike(
     windows: &[&Window<'_>],
 ) -> Result<Vec<Heard>, EngineError> {
     let signals: Vec<&[f32]> = windows.iter().map(|window| window.signal).collect();
+    let everywhere = || std::slice::from_ref(&(0.0..f64::INFINITY)).to_vec();
+    let speech: Vec<Vec<Range<f64>>> = windows
+        .iter()
+        .map(|window| {
+            window
+                .speech
+                .as_ref()
+                .map_or_else(everywhere, |(_, stretches)| stretches.clone())
+        })
+        .collect();
     let heard = guarded(|| {
         let decoding = recognizer.decoding_for(decoding)?;
         let settings = &decoding.settings;
-        let mut heard = recognizer.decode_again_where(&signals, &|index| !windows[index].grows, settings)?;
+        let mut heard = recognizer.decode_again_where((&signals, &speech), &|index| !windows[index].grows, settings)?;
         if heard.len() == windows.len() {
             recover(recognizer, settings, windows, &mut heard)?;
         }

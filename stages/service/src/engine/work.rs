@@ -196,11 +196,8 @@ impl Work {
         &self.shared.recognition
     }
 
-    /// The speech of a window in stretches, in seconds from its beginning; none where that is not asked for, or it has ended.
+    /// The speech of a window in stretches, in seconds from its beginning; none where it has ended.
     pub fn stretches(&self, window: usize) -> Option<Vec<Range<f64>>> {
-        if self.shared.recognition.coverage.is_off() {
-            return None;
-        }
         let state = self.lock();
         Some(state.progress.as_ref()?.windows.stretches(window))
     }
@@ -309,16 +306,18 @@ impl Work {
         first: Option<Instant>,
         batches: usize,
     ) -> Result<Finished, EngineError> {
-        let mut heard: Vec<Heard> = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
-        let tokens: Vec<Vec<Token>> = heard
-            .iter_mut()
-            .flat_map(|heard| std::mem::take(&mut heard.tokens))
-            .collect();
+        let heard: Vec<Heard> = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
+        let tokens: Vec<Vec<Token>> = heard.iter().flat_map(|heard| heard.tokens.clone()).collect();
         // What of the request has no effect.
         let decoding = model.recognizer.decoding_for(&self.decoding);
         let decoding = decoding.map_err(|error| EngineError::Failed(error.to_string()))?;
         let notes = decoding.notes.clone();
-        let recognized = recognized(&progress.windows, heard, &self.shared.recognition);
+        let recognized = recognized(
+            &progress.windows,
+            heard,
+            &self.shared.recognition,
+            decoding.phrases.as_ref(),
+        );
         let recognized = recognized.map_err(|error| EngineError::Failed(error.to_string()))?;
         let (segments, tokens) = self.style.apply_with_tokens(recognized.segments, tokens);
         let duration = progress.windows.samples as f64 / f64::from(SAMPLE_RATE);
@@ -333,6 +332,7 @@ impl Work {
             languages: recognized.languages,
             num_speakers: diarized.as_ref().map(|(diarized, _)| diarized.speakers.len() as u64),
             coverage: recognized.coverage,
+            boosted: recognized.boosted,
             processed_at: Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true),
         };
         let last = progress.last_window.unwrap_or_else(Instant::now);

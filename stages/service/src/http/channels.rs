@@ -121,13 +121,16 @@ fn together(channels: Vec<Finished>) -> Option<Finished> {
     take(&mut segments, 0, &mut first);
     for (channel, mut finished) in (1..).zip(channels) {
         take(&mut segments, channel, &mut finished);
-        let (all, one) = (&mut first.transcript.metadata, &finished.transcript.metadata);
+        let (all, one) = (&mut first.transcript.metadata, &mut finished.transcript.metadata);
         all.duration_s = all.duration_s.max(one.duration_s);
         all.damaged_at = all.damaged_at.or(one.damaged_at);
         for language in &one.languages {
             if !all.languages.contains(language) {
                 all.languages.push(language.clone());
             }
+        }
+        if let Some(boosted) = one.boosted.take() {
+            all.boosted.get_or_insert_default().add(boosted);
         }
         for warning in finished.warnings {
             if !first.warnings.contains(&warning) {

@@ -79,6 +79,9 @@ fn verbose(transcript: &Transcript, words: bool, segments: bool) -> Value {
     if let Some(coverage) = &transcript.metadata.coverage {
         document["coverage"] = json!(coverage);
     }
+    if let Some(boosted) = &transcript.metadata.boosted {
+        document["boosted"] = json!(boosted);
+    }
     if segments {
         let all = (0..).zip(&transcript.segments);
         document["segments"] = all.map(|(id, segment)| verbose_segment(id, segment)).collect();

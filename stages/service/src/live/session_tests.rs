@@ -609,7 +609,8 @@ fn a_model_hears_live_what_it_hears_in_whole_windows() {
     let model = root().join("configs/models/small.nemo");
     let recognizer = Recognizer::load(&model, DType::F32, &Device::Cpu).unwrap();
     let hear = |request: &DecodeRequest| {
-        let heard = recognizer.decode_again_where(&[&request.samples], &|_| request.is_final, recognizer.decoding());
+        let heard =
+            recognizer.decode_again_where((&[&request.samples], &[]), &|_| request.is_final, recognizer.decoding());
         Ok(heard.unwrap().remove(0))
     };
     let live = |interval: f64| {
@@ -667,7 +668,7 @@ fn live_text_has_few_more_errors_than_that_of_a_file() {
         let live = |interval: f64, again: bool| {
             let hear = |request: &DecodeRequest| {
                 let heard = recognizer.decode_again_where(
-                    &[&request.samples],
+                    (&[&request.samples], &[]),
                     &|_| again || request.is_final,
                     recognizer.decoding(),
                 );

@@ -129,6 +129,7 @@ impl Oracle {
         let token = |word: &Word| Token {
             bytes: word.word.trim().as_bytes().to_vec(),
             logprob: -0.25,
+            is_first_choice: true,
         };
         Heard {
             tokens: words.iter().map(|word| vec![token(word)]).collect(),

@@ -402,9 +402,9 @@ fn refused(reason: &'static str, why: String) -> TranscriptionError {
 /// The frames of each utterance of a batch that are valid.
 fn valid_frames(encoded: &Tensor, lengths: &[usize]) -> Result<Vec<Tensor>> {
     let frames = |(row, length): (usize, &usize)| {
-        // In tensors of their own, so that the batch can be freed.
+        // In tensors of their own, so that the batch can be freed: `copy` would take all of its storage along.
         let valid = encoded.get(row)?.narrow(0, 0, *length)?;
-        Ok(valid.copy()?)
+        Ok(valid.force_contiguous()?)
     };
     let frames = lengths.iter().enumerate().map(frames);
     let frames: std::result::Result<Vec<_>, flow_model::Error> = frames.collect();

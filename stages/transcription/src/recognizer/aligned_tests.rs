@@ -240,3 +240,21 @@ fn boundaries_are_near_those_that_are_known() {
     println!("boundaries: median {median:.3} s, 95th percentile {high:.3} s");
     assert!(median <= 0.08, "{median}");
 }
+
+/// A copy that shares the form of the batch would keep all of it for each window.
+#[test]
+fn the_frames_of_a_window_keep_no_others() {
+    let batch = Tensor::arange(0f32, 60.0, &candle_core::Device::Cpu).unwrap();
+    let batch = batch.reshape((3, 5, 4)).unwrap();
+    let found = valid_frames(&batch, &[5, 2, 0]).unwrap();
+    for (row, (found, frames)) in found.iter().zip([5, 2, 0]).enumerate() {
+        assert_eq!(found.dims(), [frames, 4]);
+        let expected: Vec<f32> = (0..4 * frames).map(|place| (20 * row + place) as f32).collect();
+        assert_eq!(found.flatten_all().unwrap().to_vec1::<f32>().unwrap(), expected);
+        let (storage, _) = found.storage_and_layout();
+        let candle_core::Storage::Cpu(candle_core::CpuStorage::F32(kept)) = &*storage else {
+            panic!("another storage");
+        };
+        assert_eq!(kept.len(), 4 * frames, "row {row}");
+    }
+}

@@ -16,7 +16,7 @@ fn asked(recognizer: &Recognizer, signals: &[&[f32]], languages: &[&str]) -> Vec
     let decoding = recognizer.decoding_for(&request).unwrap();
     assert_eq!(decoding.notes, [""; 0]);
     recognizer
-        .decode_again_where(signals, &|_| true, &decoding.settings)
+        .decode_again_where((signals, &[]), &|_| true, &decoding.settings)
         .unwrap()
 }
 

@@ -93,7 +93,7 @@ fn words_are_those_of_the_whole_recording_whatever_the_blocks_are() {
         for (wave, (words, partial)) in waves.iter().zip(&found) {
             let signals: &[&[f32]] = &[wave];
             let whole = recognizer
-                .decode_with(signals, &recognizer.model.decoding)
+                .decode_with((signals, &[]), &recognizer.model.decoding)
                 .unwrap()
                 .remove(0);
             let texts = |words: &[Word]| words.iter().map(|word| word.word.clone()).collect::<Vec<_>>();
@@ -192,6 +192,7 @@ fn tokens_that_wait_for_a_word_to_end_are_bounded() {
         listener.scores.push(TokenScore {
             confidence: 0.5,
             logprob: -1.0,
+            is_first_choice: true,
         });
         recognizer.words_next(&mut listener, false).unwrap();
         assert!(listener.pending.ids.len() <= MOST_PENDING + 1);

@@ -8,7 +8,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 
 use super::split::mean;
 use super::{Heard, RecognitionSettings, Recognizer, VoiceActivity, batches};
-use crate::coverage::{CoverageMode, SuspectUse, holes, spans};
+use crate::coverage::{CoverageMode, SuspectUse, holes, later, spans};
 use crate::suspects::suspects;
 use crate::word_key::word_key;
 use crate::{Result, Word};
@@ -133,7 +133,7 @@ impl Recognizer {
         settings: &RecognitionSettings,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Heard>>> {
-        let Some(mut heard) = self.decode_in_batches(signals, settings.batch_seconds, cancelled)? else {
+        let Some(mut heard) = self.decode_in_batches(signals, speech, settings.batch_seconds, cancelled)? else {
             return Ok(None);
         };
         let wanted = self.recover(signals, speech, (settings, &self.model.decoding), &mut heard, cancelled)?;
@@ -176,8 +176,13 @@ impl Recognizer {
                 if open.is_empty() {
                     break;
                 }
-                let Some(found) =
-                    self.attempt((attempt, decoding), signals, &open, settings.batch_seconds, cancelled)?
+                let Some(found) = self.attempt(
+                    (attempt, decoding),
+                    (signals, speech),
+                    &open,
+                    settings.batch_seconds,
+                    cancelled,
+                )?
                 else {
                     return Ok(false);
                 };
@@ -212,7 +217,7 @@ impl Recognizer {
     fn attempt(
         &self,
         (attempt, decoding): (Attempt, &DecodingSettings),
-        signals: &[&[f32]],
+        (signals, speech): (&[&[f32]], &[Vec<Range<f64>>]),
         pieces: &[Piece],
         batch_seconds: f64,
         cancelled: &dyn Fn() -> bool,
@@ -234,7 +239,9 @@ impl Recognizer {
                 return Ok(None);
             }
             let signals: Vec<&[f32]> = batch.iter().map(|&index| samples[index]).collect();
-            for (index, heard) in batch.into_iter().zip(self.decode_with(&signals, &decoding)?) {
+            let in_piece = |&index: &usize| later(&speech[pieces[cut[index].0].window], -cut[index].2);
+            let speech: Vec<_> = batch.iter().map(in_piece).collect();
+            for (index, heard) in batch.into_iter().zip(self.decode_with((&signals, &speech), &decoding)?) {
                 let (piece, _, begin) = &cut[index];
                 found[*piece] = Some(pieces[*piece].within(heard, *begin));
             }

@@ -41,7 +41,7 @@ impl Long {
         let heard = {
             let signals = signals(&samples, &windows);
             recognizer
-                .decode_in_batches(&signals, settings.batch_seconds, &|| false)
+                .decode_in_batches(&signals, &speech_of(&windows), settings.batch_seconds, &|| false)
                 .unwrap()
                 .unwrap()
         };
@@ -76,7 +76,7 @@ impl Long {
         };
         let heard = {
             let signals = signals(&found.samples, &windows);
-            let heard = recognizer.decode_in_batches(&signals, settings.batch_seconds, &|| false);
+            let heard = recognizer.decode_in_batches(&signals, &speech_of(&windows), settings.batch_seconds, &|| false);
             heard.unwrap().unwrap()
         };
         Long {
@@ -87,10 +87,14 @@ impl Long {
     }
 
     fn speech(&self) -> Vec<Vec<Range<f64>>> {
-        (0..self.windows.windows.len())
-            .map(|index| self.windows.stretches(index))
-            .collect()
+        speech_of(&self.windows)
     }
+}
+
+fn speech_of(windows: &SpeechWindows) -> Vec<Vec<Range<f64>>> {
+    (0..windows.windows.len())
+        .map(|index| windows.stretches(index))
+        .collect()
 }
 
 fn signals<'a>(samples: &'a [f32], windows: &SpeechWindows) -> Vec<&'a [f32]> {
@@ -274,7 +278,8 @@ fn table(surely: bool) {
     let mut recordings = test_data::corpus_samples(if surely { 2 } else { 8 });
     if surely {
         let signals: Vec<&[f32]> = recordings.iter().map(Vec::as_slice).collect();
-        let heard = plain.decode_in_batches(&signals, 60.0, &|| false).unwrap().unwrap();
+        let heard = plain.decode_in_batches(&signals, &vec![Vec::new(); signals.len()], 60.0, &|| false);
+        let heard = heard.unwrap().unwrap();
         let mut sure = heard.iter().map(|heard| confidence(heard) >= 0.7);
         recordings.retain(|_| sure.next().unwrap());
     }

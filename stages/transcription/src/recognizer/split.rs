@@ -157,6 +157,7 @@ mod tests {
                     vec![Token {
                         bytes: word.as_bytes().to_vec(),
                         logprob: -1.0,
+                        is_first_choice: true,
                     }]
                 })
                 .collect(),

@@ -1,13 +1,16 @@
 //! Decodes recordings from beginning to end with one decoder state: in chunks, or in one pass.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use candle_core::Tensor;
 use flow_kernels::is_gpu;
 use flow_kind::available_memory;
-use flow_model::decoding::Hypothesis;
+use flow_model::decoding::{DecodingSettings, Hypothesis};
 use flow_model::heads::SearchState;
 use flow_speakers::silero::SAMPLE_RATE;
 
-use super::{Recognized, Recognizer, joined};
+use super::{Recognized, Recognizer, SpeechWindows, joined};
 use crate::long_audio::{ChunkSettings, ChunkWindow, FullSettings, chunk_windows};
 use crate::segments::SegmentRules;
 use crate::streamed::{Samples, shorter};
@@ -24,22 +27,25 @@ struct Decoded {
     scores: Vec<TokenScore>,
     /// Frames that were decoded.
     frames: usize,
+    /// How they were, with the frames of speech from the first one of the recording.
+    decoding: DecodingSettings,
 }
 
 impl Recognizer {
-    /// Transcribes a recording of this many samples in chunks.
+    /// Transcribes a recording with this speech in chunks.
     pub(super) fn transcribe_chunks(
         &self,
         recording: &dyn Samples,
-        samples: u64,
+        speech: &SpeechWindows,
         lengths: &ChunkSettings,
-        rules: &SegmentRules,
+        rules: (&SegmentRules, f64),
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
+        let samples = speech.samples;
         let frame_seconds = self.model.frame_seconds();
         let frame = (frame_seconds * f64::from(SAMPLE_RATE)).round() as u64;
         let windows = chunk_windows(samples, frame, lengths.frames(frame_seconds)?);
-        let found = self.decode_chunks(recording, &windows, cancelled)?;
+        let found = self.decode_chunks(recording, (&windows, speech), cancelled)?;
         found
             .map(|found| self.recognized(found, samples, windows.len(), rules))
             .transpose()
@@ -49,10 +55,10 @@ impl Recognizer {
     fn decode_chunks(
         &self,
         recording: &dyn Samples,
-        windows: &[ChunkWindow],
+        (windows, speech): (&[ChunkWindow], &SpeechWindows),
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Decoded>> {
-        let mut found = self.nothing_yet()?;
+        let mut found = self.nothing_yet(speech)?;
         let mut left = windows.iter().peekable();
         // Samples that a window still needs, and the number of the first.
         let (mut held, mut first): (Vec<f32>, u64) = (Vec::new(), 0);
@@ -89,15 +95,16 @@ impl Recognizer {
         self.decode_next(&chunk, found)
     }
 
-    /// Transcribes a recording of this many samples in one pass of the encoder, which is computed in blocks.
+    /// Transcribes a recording with this speech in one pass of the encoder, which is computed in blocks.
     pub(super) fn transcribe_whole(
         &self,
         recording: &dyn Samples,
-        samples: u64,
+        speech: &SpeechWindows,
         settings: &FullSettings,
-        rules: &SegmentRules,
+        rules: (&SegmentRules, f64),
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Recognized>> {
+        let samples = speech.samples;
         if !self.model.config.preprocessor.normalized {
             let why =
                 "one pass (`full`) is for models that normalise their features: `vad` and `chunked` are for others";
@@ -107,7 +114,7 @@ impl Recognizer {
         let limited = seconds > settings.full_attention;
         let context = limited.then_some(settings.attention_context);
         self.check_memory(samples, context)?;
-        let found = self.decode_whole(recording, samples, context, cancelled)?;
+        let found = self.decode_whole(recording, speech, context, cancelled)?;
         found.map(|found| self.recognized(found, samples, 1, rules)).transpose()
     }
 
@@ -116,11 +123,12 @@ impl Recognizer {
     fn decode_whole(
         &self,
         recording: &dyn Samples,
-        samples: u64,
+        speech: &SpeechWindows,
         context: Option<usize>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Decoded>> {
-        let mut found = self.nothing_yet()?;
+        let samples = speech.samples;
+        let mut found = self.nothing_yet(speech)?;
         let frames = self.model.feature_frames(samples as usize);
         if frames == 0 {
             return Ok(Some(found));
@@ -224,8 +232,14 @@ impl Recognizer {
         })
     }
 
-    fn nothing_yet(&self) -> Result<Decoded> {
+    /// Before the first frame of a recording with this speech.
+    fn nothing_yet(&self, speech: &SpeechWindows) -> Result<Decoded> {
+        let speech = match speech.is_heard {
+            true => vec![speech.all_stretches()],
+            false => Vec::new(),
+        };
         Ok(Decoded {
+            decoding: self.boosting_in(&speech, &self.model.decoding).into_owned(),
             state: self.computing(|| Ok(self.model.greedy_state()?))?,
             hypothesis: Hypothesis::default(),
             scores: Vec::new(),
@@ -235,8 +249,20 @@ impl Recognizer {
 
     /// Decodes the next frames of a recording, (frames, d).
     fn decode_next(&self, encoded: &Tensor, found: &mut Decoded) -> Result<()> {
+        let from = |part: &Range<usize>| part.start.saturating_sub(found.frames)..part.end.saturating_sub(found.frames);
+        let of_part = match found.decoding.speech.is_empty() {
+            true => Cow::Borrowed(&found.decoding),
+            false => Cow::Owned(DecodingSettings {
+                speech: (found.decoding.speech.iter())
+                    .map(|speech| speech.iter().map(from).collect())
+                    .collect(),
+                ..found.decoding.clone()
+            }),
+        };
         let (next, scores) = self.observed(1, true, |observer| {
-            Ok(self.model.decode_on(encoded, &mut found.state, Some(observer))?)
+            Ok(self
+                .model
+                .decode_on_for(&of_part, encoded, &mut found.state, Some(observer))?)
         })?;
         found.scores.extend(scores.into_iter().flatten());
         let hypothesis = &mut found.hypothesis;
@@ -251,11 +277,22 @@ impl Recognizer {
         Ok(())
     }
 
-    fn recognized(&self, found: Decoded, samples: u64, windows: usize, rules: &SegmentRules) -> Result<Recognized> {
+    fn recognized(
+        &self,
+        found: Decoded,
+        samples: u64,
+        windows: usize,
+        (rules, delay): (&SegmentRules, f64),
+    ) -> Result<Recognized> {
         let mut heard = self.words(&found.hypothesis, &found.scores)?;
         self.calibrate(std::slice::from_mut(&mut heard));
-        let whole = joined(std::slice::from_ref(&(0..samples)), samples, vec![heard], rules)?;
+        let all = 0..samples;
+        let all = std::slice::from_ref(&all);
+        let phrases = self.phrases.as_ref();
+        let boosted = phrases.map(|phrases| phrases.written(all, std::slice::from_ref(&heard), delay));
+        let whole = joined(all, samples, vec![heard], rules)?;
         Ok(Recognized {
+            boosted,
             windows: if samples == 0 { 0 } else { windows },
             ..whole
         })

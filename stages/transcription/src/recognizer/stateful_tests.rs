@@ -35,8 +35,16 @@ fn full(full_attention: f64) -> RecognitionSettings {
     }))
 }
 
+/// Samples in which voice activity was not looked for.
+fn unheard(samples: &[f32]) -> SpeechWindows {
+    SpeechWindows {
+        samples: samples.len() as u64,
+        ..SpeechWindows::default()
+    }
+}
+
 fn whole(recognizer: &Recognizer, samples: &[f32], context: Option<usize>) -> Decoded {
-    let found = recognizer.decode_whole(&samples, samples.len() as u64, context, &|| false);
+    let found = recognizer.decode_whole(&samples, &unheard(samples), context, &|| false);
     found.unwrap().unwrap()
 }
 
@@ -76,7 +84,7 @@ fn one_pass_in_blocks_finds_what_the_model_finds_at_once() {
         }];
         if !samples.is_empty() {
             let chunk = recognizer
-                .decode_chunks(&samples, &windows, &|| false)
+                .decode_chunks(&samples, (&windows, &unheard(&samples)), &|| false)
                 .unwrap()
                 .unwrap();
             assert_found(&chunk.hypothesis, ids, frames, durations, "one chunk");
@@ -428,7 +436,7 @@ fn chunks_are_nemos() {
                 })
                 .collect();
             let decode = |samples: &[f32], windows: &[ChunkWindow]| {
-                let found = recognizer.decode_chunks(&samples, windows, &|| false);
+                let found = recognizer.decode_chunks(&samples, (windows, &unheard(&samples)), &|| false);
                 found.unwrap().unwrap().hypothesis
             };
             let of_theirs = assert_nemos(&samples, file, &|samples| decode(samples, &theirs), &case);

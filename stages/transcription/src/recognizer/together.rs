@@ -55,7 +55,7 @@ impl Recognizer {
         let mut heard = heard.into_iter();
         let of_each = found.iter().map(|(_, windows)| {
             let of_this: Vec<Heard> = heard.by_ref().take(windows.windows.len()).collect();
-            recognized(windows, of_this, settings)
+            recognized(windows, of_this, settings, self.phrases.as_ref())
         });
         of_each.collect::<Result<Vec<_>>>().map(Some)
     }

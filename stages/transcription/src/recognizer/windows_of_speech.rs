@@ -39,6 +39,15 @@ impl SpeechWindows {
         windows_by(&found, settings)
     }
 
+    /// The speech of the recording in stretches, in seconds.
+    pub(super) fn all_stretches(&self) -> Vec<Range<f64>> {
+        let seconds = |samples: u64| samples as f64 / f64::from(SAMPLE_RATE);
+        let parts: Vec<Range<f64>> = (self.speech.iter())
+            .map(|part| seconds(part.start)..seconds(part.end))
+            .collect();
+        stretches(&parts, seconds(self.samples))
+    }
+
     /// The speech of a window in stretches, in seconds from its beginning.
     pub fn stretches(&self, index: usize) -> Vec<Range<f64>> {
         let Some(window) = self.windows.get(index) else {

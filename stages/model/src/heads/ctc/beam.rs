@@ -96,7 +96,7 @@ pub fn search(log_probs: &[f32], outputs: usize, settings: &DecodingSettings) ->
                     blank: f64::NEG_INFINITY,
                     token: sum,
                     fused,
-                    fusion: parent.fusion.step(fusion, token),
+                    fusion: parent.fusion.step(fusion, token, true),
                 }
             }
         });
@@ -171,7 +171,7 @@ fn chosen(beam: &[Live], prefixes: &[Prefix], row: &[f32], settings: &DecodingSe
             .collect(),
     };
     for (parent, live) in beam.iter().enumerate() {
-        let fused = live.fusion.scores(&settings.fusion);
+        let fused = live.fusion.scores(&settings.fusion, true);
         let total = live.total();
         for &token in &tokens {
             let before = match live.last == Some(token as u32) {
@@ -272,7 +272,7 @@ mod tests {
             context_score: None,
         };
         let tree = boosting_tree(&[phrase], &BoostingRules::default(), 3).unwrap();
-        fusion.add(Arc::new(tree), 0.3).unwrap();
+        fusion.add_phrases(Arc::new(tree), 0.3).unwrap();
         fusion.set_prior(vec![0.0, -0.5, 0.25]).unwrap();
         fusion
     }
@@ -281,9 +281,9 @@ mod tests {
     fn fused(fusion: &Fusion, text: &[u32]) -> f64 {
         let (mut state, mut score, mut scores) = (fusion.start(), 0.0, Vec::new());
         for &token in text {
-            fusion.scores(&state, &mut scores);
+            fusion.scores(&state, true, &mut scores);
             score += scores.get(token as usize).map_or(0.0, |score| f64::from(*score));
-            state = fusion.step(&state, token);
+            state = fusion.step(&state, token, true);
         }
         score + f64::from(fusion.end(&state))
     }

@@ -220,7 +220,7 @@ fn windows_of_live_sessions_are_heard_again_as_two_only_when_they_grow_no_more()
         .find_map(|window| {
             let twice = recognizer.decode(&[&window]).unwrap().remove(0);
             let once = recognizer
-                .decode_again_where(&[&window], &|_| false, recognizer.decoding())
+                .decode_again_where((&[&window], &[]), &|_| false, recognizer.decoding())
                 .unwrap()
                 .remove(0);
             (once != twice).then_some((window, once, twice))
