@@ -70,7 +70,7 @@ pub struct DecodingSettings {
     /// The texts of the boosted phrases, as the model writes them.
     pub boosted: Arc<[String]>,
     /// The frames of each utterance in which phrases score ([`Fusion::add_phrases`]), where voice activity has looked for speech; empty
-    /// for all frames of all utterances.
+    /// for all frames of all utterances. CTC's beam search takes all frames.
     pub speech: Vec<Vec<Range<usize>>>,
     /// What a user has to know of files that were read for these settings.
     pub notes: Vec<String>,
