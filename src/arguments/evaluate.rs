@@ -167,6 +167,9 @@ pub struct EvaluateTimesArguments {
     /// One JSON object instead of a table
     #[arg(long)]
     pub json: bool,
+    /// Write an HTML page with the distribution of the differences, and the table by recording
+    #[arg(long, value_name = "FILE")]
+    pub page: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,11 +1,11 @@
 //! What boosted phrases did, as the last run of `flow transcribe` told of it.
 
 use flow_base::escape::escape_line;
+use flow_inspect::past_run::PastRun;
+use flow_inspect::table::plural;
 use flow_transcription::boosted::Boosted;
 
-use super::past_run::PastRun;
 use crate::failure::Failure;
-use crate::table::plural;
 
 /// Phrases that are named, at most.
 const MOST_NAMED: usize = 5;

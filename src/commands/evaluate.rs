@@ -9,6 +9,7 @@ mod files;
 mod page;
 mod texts;
 mod times;
+mod times_page;
 mod words;
 
 use std::collections::BTreeMap;
@@ -54,7 +55,8 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
     }
     let normalizer = normalizer(normalization)?;
     if let Some(page) = &arguments.page {
-        check_page(page, arguments)?;
+        let inputs = arguments.reference.iter().chain(&arguments.hypothesis);
+        check_page(page, inputs.chain(&arguments.uem))?;
     }
     let reference = Side::read(&arguments.reference)?;
     let hypothesis = Side::read(&arguments.hypothesis)?;

@@ -7,6 +7,7 @@ use clap::Parser;
 use flow_base::escape::escape_line;
 use flow_evaluation::wer::EditCounts;
 use flow_evaluation::word_groups::{NameFigures, WordMeasure, WordTally};
+use flow_inspect::table::{count, lines};
 use flow_kind::registry::Registry;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
@@ -19,7 +20,6 @@ use super::texts::rate;
 use crate::arguments::{Arguments, Command, EvaluateBoostingArguments};
 use crate::commands::transcribe::transcribe;
 use crate::failure::{Exit, Failure};
-use crate::table::{count, lines};
 
 /// The errors with a weight.
 struct Weighed {

@@ -1,4 +1,4 @@
-//! The page of timelines: checking its path, and its content.
+//! The page of timelines, and how the path of a page is checked.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,14 +14,13 @@ use flow_store::write_atomically;
 
 use super::files::Side;
 use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio, cannot_be_scored};
-use crate::arguments::EvaluateDiarizationArguments;
 use crate::failure::Failure;
 
 /// The beginning of a page, case-insensitive.
 const DOCTYPE: &[u8] = b"<!DOCTYPE html>";
 
 /// An error where the page would replace one of the inputs, or a file that is no page.
-pub fn check_page(path: &Path, arguments: &EvaluateDiarizationArguments) -> Result<(), Failure> {
+pub fn check_page<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
     let Ok(metadata) = fs::metadata(path) else {
         return Ok(());
     };
@@ -31,8 +30,7 @@ pub fn check_page(path: &Path, arguments: &EvaluateDiarizationArguments) -> Resu
     };
     let wrong = |error: io::Error| refused(&error.to_string());
     let real = path.canonicalize().map_err(wrong)?;
-    let inputs = arguments.reference.iter().chain(&arguments.hypothesis);
-    let mut inputs = inputs.chain(&arguments.uem);
+    let mut inputs = inputs.into_iter();
     if inputs.any(|input| input.canonicalize().is_ok_and(|input| input == real)) {
         return Err(refused("this is one of the files that are read"));
     }

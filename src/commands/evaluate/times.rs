@@ -10,14 +10,17 @@ use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
 use flow_inspect::table::{count, lines};
 use flow_speakers::stages::recording_name;
+use flow_store::write_atomically;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
 use serde_json::{Value, json};
 
 use super::files::{files_below, read};
 use super::normalizer;
+use super::page::check_page;
 use super::texts::forms::words_of_ctm;
 use super::texts::named;
+use super::times_page::{TimesPage, TimesRow};
 use crate::arguments::EvaluateTimesArguments;
 use crate::failure::{Exit, Failure};
 
@@ -34,11 +37,15 @@ struct TimedWord {
 type Words = BTreeMap<String, Vec<TimedWord>>;
 
 pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if let Some(page) = &arguments.page {
+        check_page(page, [&arguments.reference, &arguments.hypothesis])?;
+    }
     let normalizer = normalizer(&arguments.normalization)?;
     let reference = timed_words(&arguments.reference, &normalizer)?;
     let hypothesis = timed_words(&arguments.hypothesis, &normalizer)?;
-    let (mut said, mut both) = (0, 0);
+    let mut said = 0;
     let mut differences: [Vec<f64>; 2] = Default::default();
+    let mut recordings = Vec::new();
     let mut missing = Vec::new();
     for (recording, reference) in &reference {
         let Some(hypothesis) = hypothesis.get(recording) else {
@@ -46,17 +53,22 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
             continue;
         };
         said += reference.len();
+        let mut here: [Vec<f64>; 2] = Default::default();
         let texts = |words: &[TimedWord]| -> Vec<String> { words.iter().map(|word| word.text.clone()).collect() };
         for (row, column) in aligned(&texts(reference), &texts(hypothesis)) {
             let (known, found) = (&reference[row], &hypothesis[column]);
             if known.text == found.text {
-                both += 1;
-                for (differences, (found, known)) in differences.iter_mut().zip(found.times.iter().zip(known.times)) {
-                    differences.push(found - known);
+                for (here, (found, known)) in here.iter_mut().zip(found.times.iter().zip(known.times)) {
+                    here.push(found - known);
                 }
             }
         }
+        recordings.push(TimesRow::new(recording, reference.len(), &here));
+        for (all, here) in differences.iter_mut().zip(here) {
+            all.extend(here);
+        }
     }
+    let both = differences[0].len() as u64;
     if both == 0 {
         return Err(Failure::usage(
             "no recording of the reference has a word in common with the hypothesis",
@@ -70,7 +82,15 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
             "warning: the hypothesis has no {missing}, which is left out"
         )?;
     }
-    let [beginnings, ends] = differences.map(Spread::of);
+    if let Some(path) = &arguments.page {
+        let page = TimesPage {
+            all: TimesRow::new("all", said, &differences),
+            recordings,
+            differences: &differences,
+        };
+        write_atomically(path, page.html().as_bytes())?;
+    }
+    let [beginnings, ends] = differences.each_ref().map(|differences| Spread::of(differences));
     if arguments.json {
         let document = json!({
             "words": said,
@@ -95,22 +115,23 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
 }
 
 /// Differences of times, in seconds.
-struct Spread {
+pub struct Spread {
     /// Of their absolute values.
-    median: f64,
+    pub median: f64,
     /// The 95th percentile of the absolute values.
-    most: f64,
+    pub most: f64,
     /// Above 0 where the hypothesis is late.
-    signed: f64,
+    pub signed: f64,
 }
 
 impl Spread {
-    fn of(differences: Vec<f64>) -> Self {
+    /// Of at least one difference.
+    pub fn of(differences: &[f64]) -> Self {
         let sizes: Vec<f64> = differences.iter().map(|difference| difference.abs()).collect();
         Self {
             median: percentile(sizes.clone(), 0.5),
             most: percentile(sizes, 0.95),
-            signed: percentile(differences, 0.5),
+            signed: percentile(differences.to_vec(), 0.5),
         }
     }
 
@@ -118,14 +139,14 @@ impl Spread {
         json!({"median": self.median, "percentile_95": self.most, "signed_median": self.signed})
     }
 
+    /// In seconds, in the order of the table's columns.
+    pub fn texts(&self) -> [String; 3] {
+        let Spread { median, most, signed } = self;
+        [format!("{median:.3}"), format!("{most:.3}"), format!("{signed:+.3}")]
+    }
+
     fn cells(&self, name: &str) -> Vec<String> {
-        let seconds = |value: f64| format!("{value:.3}");
-        vec![
-            name.to_owned(),
-            seconds(self.median),
-            seconds(self.most),
-            format!("{:+.3}", self.signed),
-        ]
+        std::iter::once(name.to_owned()).chain(self.texts()).collect()
     }
 }
 
@@ -207,10 +228,15 @@ mod tests {
                 ..NormalizationArguments::default()
             },
             json: true,
+            page: Some(folder.path().join("times.html")),
         };
         let mut out = Vec::new();
         times(&arguments, &mut out)?;
-        Ok(serde_json::from_slice(&out).unwrap())
+        let page = fs::read_to_string(arguments.page.unwrap()).unwrap();
+        let figures: Value = serde_json::from_slice(&out).unwrap();
+        let median = figures["beginnings"]["median"].as_f64().unwrap();
+        assert!(page.contains(&format!("<td class=\"n\">{median:.3}</td>")), "{page}");
+        Ok(figures)
     }
 
     fn near(value: &Value, expected: f64) {

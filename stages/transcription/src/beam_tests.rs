@@ -248,7 +248,7 @@ fn a_ctc_head_takes_phrases_and_a_beam() {
         let decode = |boost_weight: f64| {
             let decoding = recognizer.decoding_for(&request(boost_weight)).unwrap();
             assert!(decoding.notes.is_empty(), "{:?}", decoding.notes);
-            let found = install(|| recognizer.decode_again_where(&[&signal], &|_| false, &decoding.settings));
+            let found = install(|| recognizer.decode_again_where((&[&signal], &[]), &|_| false, &decoding.settings));
             found.unwrap().remove(0).words
         };
         let text = |words: &[Word]| {
