@@ -84,7 +84,7 @@ fn one_pass_in_blocks_finds_what_the_model_finds_at_once() {
         }];
         if !samples.is_empty() {
             let chunk = recognizer
-                .decode_chunks(&samples, (&windows, &unheard(&samples)), &|| false)
+                .decode_chunks(&samples, (&windows, &unheard(samples)), &|| false)
                 .unwrap()
                 .unwrap();
             assert_found(&chunk.hypothesis, ids, frames, durations, "one chunk");
@@ -436,7 +436,7 @@ fn chunks_are_nemos() {
                 })
                 .collect();
             let decode = |samples: &[f32], windows: &[ChunkWindow]| {
-                let found = recognizer.decode_chunks(&samples, (windows, &unheard(&samples)), &|| false);
+                let found = recognizer.decode_chunks(&samples, (windows, &unheard(samples)), &|| false);
                 found.unwrap().unwrap().hypothesis
             };
             let of_theirs = assert_nemos(&samples, file, &|samples| decode(samples, &theirs), &case);
