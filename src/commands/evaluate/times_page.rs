@@ -10,7 +10,7 @@ use super::times::Spread;
 
 /// The recordings with the largest differences that the page names.
 const MOST_RECORDINGS: usize = 200;
-/// Differences beyond so many seconds are counted, not drawn.
+/// Larger differences, in seconds, are counted and not drawn.
 const DRAWN: f64 = 0.5;
 /// Bars of a histogram.
 const BINS: usize = 50;
