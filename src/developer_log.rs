@@ -1,5 +1,5 @@
-//! What developers see: spans and events of `tracing` on standard error, where `FLOW_LOG` asks for them. What users see are the
-//! events and messages of a run.
+//! A log for developers: events of `tracing` on standard error, at the levels of `FLOW_LOG`. Users see the events and messages of a
+//! run.
 
 use std::io::stderr;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! What runs were and are, for people: past runs of a state directory, the way of a segment, pipelines as they were frozen,
-//! progress and events in words, and the report of a run. The commands and the pages of `flow ui` show it.
+//! Shows runs to people: past runs of a state directory, the lineage of a segment, frozen pipelines, progress, events as text, and
+//! the report of a run. The commands and the pages of `flow ui` use it.
 
 pub mod figures;
 pub mod frozen;

@@ -199,8 +199,8 @@ fn add(tally: &mut WordTally<'_>, path: &Path) -> Result<(), Failure> {
     let Some(said) = of_row("text") else {
         let file = escape_line(&transcript.metadata.source_file).into_owned();
         return Err(Failure::usage(
-            format!("nobody says what was said in {file}"),
-            "give a manifest whose rows have `text`",
+            format!("the manifest has no text of {file}"),
+            "each row needs a `text`",
         ));
     };
     let language = usual_language(of_row("lang").unwrap_or_default());

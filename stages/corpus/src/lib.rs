@@ -1,5 +1,5 @@
-//! What corpora and manifests of all layouts are read with: settings, files, the forms of lines and tables, rows with what refuses
-//! them, and their recordings. `flow-layouts` has the layouts.
+//! Rows of corpora and manifests: settings, files, lines and tables as text, rejects and recordings. `flow-layouts` reads each
+//! layout with it.
 
 mod corpus;
 pub mod decoded_text;
@@ -31,7 +31,7 @@ pub mod text_tables;
 pub mod texts;
 pub mod times;
 pub mod transcripts;
-pub mod whole;
+pub mod written_set;
 
 use std::path::Path;
 

@@ -16,7 +16,7 @@ use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, FileLook};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::places::Places;
-use flow_corpus::whole::REJECTS;
+use flow_corpus::written_set::REJECTS;
 use flow_corpus::{ManifestError, ReadSettings, file_stem};
 use flow_kind::{Partition, StageError};
 use flow_parquet::ForeignParquet;

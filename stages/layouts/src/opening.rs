@@ -12,7 +12,7 @@ use flow_corpus::folder::{AudioFolder, table_of};
 use flow_corpus::lines::LineManifest;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
-use flow_corpus::whole::check_set;
+use flow_corpus::written_set::check_set;
 use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::hugging_face;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_corpus::extra::EXTRA;
-use flow_corpus::whole::{FILES, REJECTS, STATISTICS};
+use flow_corpus::written_set::{FILES, REJECTS, STATISTICS};
 use flow_kind::event::{Event, Events};
 use flow_kind::reject::ReasonCount;
 use flow_kind::{

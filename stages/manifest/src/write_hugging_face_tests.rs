@@ -5,7 +5,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::{Float64Type, Int64Type};
 use flow_audio::part::decode_row;
 use flow_corpus::ReadSettings;
-use flow_corpus::whole::REJECTS;
+use flow_corpus::written_set::REJECTS;
 use flow_layouts::read::Read;
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt32Array};
-use flow_corpus::whole::REJECTS;
+use flow_corpus::written_set::REJECTS;
 use flow_kind::reject::of_rows;
 use flow_kind::{ExportFile, ExportSet, Partition, Reject, RejectClass, StageError};
 use parquet::arrow::ArrowWriter;
