@@ -40,7 +40,7 @@ pub fn narrowband(signal: &mut Vec<f32>, codec: Codec, sample_rate: u32) -> Resu
 
 fn through(signal: &mut Vec<f32>, rate: u32, sample_rate: u32, change: impl Fn(&mut [f32])) -> Result<(), AudioError> {
     let length = signal.len();
-    let mut narrow = resample(std::mem::take(signal), sample_rate, rate)?;
+    let mut narrow = resample(signal.clone(), sample_rate, rate)?;
     change(&mut narrow);
     *signal = resample(narrow, rate, sample_rate)?;
     signal.resize(length, 0.0);

@@ -45,8 +45,8 @@ pub fn opus(signal: &mut [f32], bits_per_second: i32, sample_rate: u32) -> Resul
     let mut decoder = OpusDecoder::new(rate, 1).map_err(failed)?;
     let delay = encoder.lookahead();
     let mut packet = vec![0; MAX_PACKET_BYTES];
+    let mut coded = signal.to_vec();
     let (mut block, mut decoded) = (vec![0.0; frame], vec![0.0; frame]);
-    // What is decoded of frame k lies `delay` samples before it, so it only replaces samples that have been encoded.
     for at in (0..signal.len() + delay).step_by(frame) {
         let input = signal.get(at..).unwrap_or_default();
         let count = input.len().min(frame);
@@ -57,12 +57,13 @@ pub fn opus(signal: &mut [f32], bits_per_second: i32, sample_rate: u32) -> Resul
         let size = encoder.encode(&block, frame, &mut packet).map_err(failed)?;
         decoder.decode(&packet[..size], frame, &mut decoded).map_err(failed)?;
         let skipped = delay.saturating_sub(at).min(frame);
-        let output = signal
+        let output = coded
             .get_mut((at + skipped).saturating_sub(delay)..)
             .unwrap_or_default();
         for (to, from) in output.iter_mut().zip(&decoded[skipped..]) {
             *to = *from;
         }
     }
+    signal.copy_from_slice(&coded);
     Ok(())
 }

@@ -482,15 +482,12 @@ impl Augmenter {
                 number: draws.below(sounds.len()),
                 sounds,
             });
-            match step.applied(&signal, chosen.as_ref(), &mut draws) {
-                Ok(changed) => signal = changed,
-                Err(error) => {
-                    let path = chosen.map(|chosen| chosen.path()).unwrap_or_default();
-                    let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-                    broken
-                        .entry(format!("`{}` leaves {path} out: {error}", step.name()))
-                        .or_default();
-                }
+            if let Err(error) = step.apply(&mut signal, chosen.as_ref(), &mut draws) {
+                let path = chosen.map(|chosen| chosen.path()).unwrap_or_default();
+                let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+                broken
+                    .entry(format!("`{}` leaves {path} out: {error}", step.name()))
+                    .or_default();
             }
         }
         signal
@@ -532,24 +529,28 @@ impl Chosen<'_> {
 }
 
 impl Step {
-    /// A changed copy of the signal.
-    fn applied(&self, signal: &[f32], chosen: Option<&Chosen<'_>>, draws: &mut Draws) -> Result<Vec<f32>, AudioError> {
-        let mut signal = signal.to_vec();
+    /// Changes the signal; an error leaves it as it is.
+    fn apply(&self, signal: &mut Vec<f32>, chosen: Option<&Chosen<'_>>, draws: &mut Draws) -> Result<(), AudioError> {
         let length = signal.len();
         let sound = || chosen.ok_or_else(|| AudioError::Decode("no recording".into()));
         match self {
             Step::Mix(step) => {
                 let Chosen { sounds, number } = sound()?;
                 let snr = draws.uniform(step.snr);
-                let speech = levels::power(&signal);
+                let speech = levels::power(signal);
                 // As Lhotse's CutSet.mix with `preserve_id`: what is left is 50 ms at most.
                 let filled = length.saturating_sub(SAMPLE_RATE as usize / 20);
                 let (mut number, mut at) = (*number, 0);
+                let mut tracks = Vec::new();
                 while at < filled {
                     let track = sounds.piece(number, filled - at, draws.0.unit())?;
-                    noise::mix(&mut signal, speech, &track, at, Some(snr));
-                    at += track.len().max(1);
+                    let after = at + track.len().max(1);
+                    tracks.push((track, at));
+                    at = after;
                     number = draws.below(sounds.len());
+                }
+                for (track, at) in tracks {
+                    noise::mix(signal, speech, &track, at, Some(snr));
                 }
                 signal.truncate(length);
             }
@@ -557,12 +558,12 @@ impl Step {
                 let Chosen { sounds, number } = sound()?;
                 let snr = draws.uniform([step.min_snr_db, step.max_snr_db]);
                 let whole = sounds.whole(*number)?;
-                let factor = noise::noise_factor(levels::power(&signal), levels::power(&whole), snr, step.max_gain_db);
+                let factor = noise::noise_factor(levels::power(signal), levels::power(&whole), snr, step.max_gain_db);
                 let (from, at) = match whole.len().checked_sub(length) {
                     Some(spare) => (draws.below(spare + 1), 0),
                     None => (0, draws.below(length - whole.len() + 1)),
                 };
-                noise::add(&mut signal, &whole[from..], factor, at);
+                noise::add(signal, &whole[from..], factor, at);
             }
             Step::NoiseNorm(step) => {
                 let Chosen { sounds, number } = sound()?;
@@ -572,50 +573,50 @@ impl Step {
                 };
                 let piece = sounds.piece(*number, length, draws.0.unit())?;
                 let filled = noise::repeated(&piece, length, SAMPLE_RATE);
-                noise::noise_norm(&mut signal, &filled, snr, step.norm_to_db);
+                noise::noise_norm(signal, &filled, snr, step.norm_to_db);
             }
             Step::WhiteNoise(step) => {
                 let levels = usize::try_from(step.max_level.saturating_sub(step.min_level)).unwrap_or(0);
                 let level = f64::from(step.min_level) + draws.below(levels) as f64;
-                noise::white_noise(&mut signal, level, draws.normals());
+                noise::white_noise(signal, level, draws.normals());
             }
             Step::ReverbRir(step) => {
                 let response = match chosen {
                     Some(Chosen { sounds, number }) => sounds.whole(*number)?,
                     None => random_room::impulse_response(&mut draws.0, SAMPLE_RATE).into(),
                 };
-                rooms::reverb_rir(&mut signal, &response, step.early_only, SAMPLE_RATE);
+                rooms::reverb_rir(signal, &response, step.early_only, SAMPLE_RATE);
             }
             Step::Impulse(step) => {
                 let Chosen { sounds, number } = sound()?;
                 let response = sounds.whole(*number)?;
-                rooms::impulse(&mut signal, &response, step.normalize_impulse, step.shift_impulse);
+                rooms::impulse(signal, &response, step.normalize_impulse, step.shift_impulse);
             }
             Step::Gain(step) => {
                 let gain = draws.uniform([step.min_gain_dbfs, step.max_gain_dbfs]);
-                levels::scale(&mut signal, levels::amplitude(gain));
+                levels::scale(signal, levels::amplitude(gain));
             }
             Step::PerturbVolume(step) => {
-                levels::scale(&mut signal, draws.uniform([step.scale_low, step.scale_high]));
+                levels::scale(signal, draws.uniform([step.scale_low, step.scale_high]));
             }
             Step::ClipAmplitude(step) => {
                 let gain = draws.uniform(step.gain_db);
-                levels::clip(&mut signal, gain, draws.0.unit() < step.prob_hard);
+                levels::clip(signal, gain, draws.0.unit() < step.prob_hard);
             }
             Step::Lowpass(step) => {
                 let [low, high] = step.frequencies_interval;
                 let cutoff = low + 100 * draws.below((high.saturating_sub(low) / 100) as usize + 1) as u32;
-                bands::lowpass(&mut signal, cutoff, SAMPLE_RATE)?;
+                bands::lowpass(signal, cutoff, SAMPLE_RATE)?;
             }
             Step::Narrowband(step) => {
                 let codec = step.codecs[draws.below(step.codecs.len())];
-                bands::narrowband(&mut signal, codec, SAMPLE_RATE)?;
+                bands::narrowband(signal, codec, SAMPLE_RATE)?;
             }
             Step::Compress(step) => {
                 let codec = step.codecs[draws.below(step.codecs.len())];
                 let level = draws.uniform(step.compression_level_interval);
                 match codec {
-                    LossyCodec::Opus => compress::opus(&mut signal, compress::opus_rate(level), SAMPLE_RATE)?,
+                    LossyCodec::Opus => compress::opus(signal, compress::opus_rate(level), SAMPLE_RATE)?,
                 }
             }
             Step::Shift(step) => {
@@ -623,7 +624,7 @@ impl Step {
                 let samples = shift_samples(ms);
                 // NeMo leaves clips alone that would be moved out of themselves.
                 if samples.unsigned_abs() < length as u64 {
-                    levels::shift(&mut signal, samples);
+                    levels::shift(signal, samples);
                 }
             }
             Step::Silence(step) => {
@@ -632,10 +633,10 @@ impl Step {
                     draws.uniform([step.min_end_silence_secs, step.max_end_silence_secs]),
                 ];
                 let [before, after] = seconds.map(|seconds| (seconds * f64::from(SAMPLE_RATE)) as usize);
-                signal = levels::pad(&signal, before, after);
+                *signal = levels::pad(signal, before, after);
             }
         }
-        Ok(signal)
+        Ok(())
     }
 }
 
