@@ -126,7 +126,7 @@ pub struct EvaluateBoostingArguments {
     /// The file of phrases, as for `flow transcribe`
     #[arg(long, value_name = "FILE")]
     pub boost: PathBuf,
-    /// The weights that are tried, apart by commas
+    /// The weights to try, separated by commas
     #[arg(long, value_name = "WEIGHTS", value_delimiter = ',', default_values_t = [0.0, 0.25, 0.5, 1.0, 2.0], value_parser = weight)]
     pub weights: Vec<f64>,
     /// The model, as for `flow transcribe`
@@ -135,7 +135,7 @@ pub struct EvaluateBoostingArguments {
     /// As for `flow transcribe`
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
     pub beam: Option<u16>,
-    /// The value of another parameter of pipelines/transcribe.yaml
+    /// A parameter of pipelines/transcribe.yaml that has no option of `flow transcribe`, such as `coverage=off`
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
     #[command(flatten)]

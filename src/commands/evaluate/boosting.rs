@@ -69,6 +69,13 @@ pub fn boosting(
     registry: &Registry,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
+    let is_weight = |set: &String| set.split('=').next().is_some_and(|name| name.trim() == "boost_weight");
+    if arguments.set.iter().any(is_weight) {
+        return Err(Failure::usage(
+            "--set boost_weight: it is what this command chooses",
+            "give the weights to try with --weights",
+        ));
+    }
     let normalizer = normalizer(&arguments.normalization)?;
     let measure = WordMeasure {
         names: read(&arguments.boost, phrases)?,

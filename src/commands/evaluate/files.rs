@@ -115,8 +115,12 @@ pub fn files_below(named: &[PathBuf], endings: &[&str]) -> Result<Vec<PathBuf>, 
         let unreadable = |error| Failure::unreadable(format!("{}: {error}", path.display()));
         let entries = fs::read_dir(&path).map_err(unreadable)?.collect::<Result<Vec<_>, _>>();
         let mut entries: Vec<PathBuf> = entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
-        // A link to a folder above would have no end.
+        // A link to a folder above would have no end, and hidden ones have no results (`--out` of `flow transcribe` has a state).
         entries.retain(|entry| {
+            let name = entry.file_name().unwrap_or_default();
+            if name.as_encoded_bytes().starts_with(b".") {
+                return false;
+            }
             let is_folder = entry.is_dir() && !entry.is_symlink();
             is_folder
                 || entry

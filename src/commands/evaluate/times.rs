@@ -280,6 +280,18 @@ mod tests {
         near(&found["ends"]["signed_median"], 0.25);
     }
 
+    /// As the folder of `--out` has one, with files of its own.
+    #[test]
+    fn hidden_folders_have_no_results() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(".flow")).unwrap();
+        fs::write(folder.path().join(".flow/index.json"), r#"{"version": 2}"#).unwrap();
+        fs::write(folder.path().join("talk.ctm"), CTM).unwrap();
+        let normalizer = normalizer(&NormalizationArguments::default()).unwrap();
+        let found = timed_words(folder.path(), &normalizer).unwrap();
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["other", "talk"]);
+    }
+
     #[test]
     fn what_cannot_be_compared_is_an_error() {
         for (reference, hypothesis, why) in [

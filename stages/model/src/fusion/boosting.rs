@@ -16,6 +16,9 @@ use crate::{Error, Result};
 const LARGEST_FILE: u64 = 64 << 20;
 const MOST_TOKENS: usize = 1 << 24;
 
+/// The largest score of a phrase's own. With larger ones the scores of hypotheses would not fit 32 bits.
+const MOST_SCORE: f64 = 1000.0;
+
 /// How phrases score. The defaults are NeMo's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BoostingRules {
@@ -131,8 +134,8 @@ pub fn parse_phrases(text: &str, tokenizer: &Tokenizer) -> std::result::Result<P
         let at = |what: String| format!("line {}: {what}", index + 1);
         let context_score = match score {
             Some(score) => {
-                let number = score.parse::<f64>().ok().filter(|score| score.is_finite());
-                Some(number.ok_or_else(|| at(format!("`{score}` is no score")))?)
+                let number = score.parse::<f64>().ok().filter(|score| score.abs() <= MOST_SCORE);
+                Some(number.ok_or_else(|| at(format!("`{score}` is no score from -{MOST_SCORE} to {MOST_SCORE}")))?)
             }
             None => None,
         };

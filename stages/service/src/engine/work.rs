@@ -231,7 +231,8 @@ impl Work {
 
     /// Notes the result of a window.
     pub fn heard(&self, index: usize, mut heard: Heard) {
-        if !self.with_tokens {
+        // Those of boosted phrases say which were not the model's first choice.
+        if !self.with_tokens && self.decoding.phrases.is_empty() {
             heard.tokens = Vec::new();
         }
         let mut state = self.lock();
@@ -250,7 +251,10 @@ impl Work {
                 Ok(new) if new.is_empty() => {}
                 Ok(new) => {
                     let words = new.iter().map(|segment| segment.words.len()).sum();
-                    let tokens = progress.settled_tokens(words);
+                    let tokens = match self.with_tokens {
+                        true => progress.settled_tokens(words),
+                        false => Vec::new(),
+                    };
                     let (new, tokens) = self.style.apply_with_tokens(new, tokens);
                     state.segments.extend(new);
                     state.tokens.extend(tokens);
@@ -307,7 +311,8 @@ impl Work {
         batches: usize,
     ) -> Result<Finished, EngineError> {
         let heard: Vec<Heard> = progress.heard.into_iter().map(Option::unwrap_or_default).collect();
-        let tokens: Vec<Vec<Token>> = heard.iter().flat_map(|heard| heard.tokens.clone()).collect();
+        let of_words = heard.iter().filter(|_| self.with_tokens);
+        let tokens: Vec<Vec<Token>> = of_words.flat_map(|heard| heard.tokens.clone()).collect();
         // What of the request has no effect.
         let decoding = model.recognizer.decoding_for(&self.decoding);
         let decoding = decoding.map_err(|error| EngineError::Failed(error.to_string()))?;

@@ -10,8 +10,8 @@ use super::body::BodyError;
 /// Most bytes of the head of a part.
 const MAX_HEAD: usize = 8 << 10;
 
-/// Most parts of a body.
-pub const MAX_PARTS: usize = 128;
+/// Most parts of a body: a thousand phrases, and the other fields.
+pub const MAX_PARTS: usize = 1_128;
 
 /// Most characters of a boundary (RFC 2046).
 const MAX_BOUNDARY: usize = 70;

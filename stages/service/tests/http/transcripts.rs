@@ -259,6 +259,9 @@ fn a_request_names_its_language_and_its_phrases() {
 
     let boosted = verbose(&[("language", "en"), ("phrases[]", "seventeen"), ("boost_weight", "100")]);
     assert!(text(&boosted).contains("seventeen"), "{boosted}");
+    let written = &boosted["boosted"]["phrases"][0];
+    assert_eq!(written["phrase"], "seventeen", "{boosted}");
+    assert!(written["changed"].as_u64().unwrap() > 0, "{boosted}");
     let digits = verbose(&[
         ("language", "en"),
         ("phrases[]", "seventeen"),

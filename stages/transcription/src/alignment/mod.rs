@@ -240,9 +240,10 @@ impl Aligned {
     }
 }
 
-/// A segment of the text: from the first of its words that was said to the last one.
+/// A segment of the text: from the first of its words that was heard to the last one. Where words without tokens are, such as dashes,
+/// nobody knows.
 fn segment_of(aligned: &[AlignedWord], words: Vec<Word>) -> Segment {
-    let said: Vec<&AlignedWord> = aligned.iter().filter(|word| word.said).collect();
+    let said: Vec<&AlignedWord> = aligned.iter().filter(|word| word.logprob.is_some()).collect();
     let (first, last) = match (said.first(), said.last()) {
         (Some(first), Some(last)) => (first.start, last.end),
         _ => words.first().map_or((0.0, 0.0), |word| (word.start, word.start)),

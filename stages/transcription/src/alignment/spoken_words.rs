@@ -19,9 +19,45 @@ pub struct SpokenWord {
     pub unknown: Vec<char>,
 }
 
+/// The case that a model writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    Lower,
+    Upper,
+}
+
+impl Case {
+    /// The one case of all letters that were heard; none where both were, or too few letters tell.
+    pub fn of<'w>(heard: impl Iterator<Item = &'w str>) -> Option<Case> {
+        /// Words that begin a sentence have capitals in a model that writes both.
+        const FEWEST: usize = 12;
+        let (mut lower, mut upper) = (0, 0);
+        for c in heard.flat_map(str::chars) {
+            lower += usize::from(c.is_lowercase());
+            upper += usize::from(c.is_uppercase());
+        }
+        match (lower, upper) {
+            (lower, 0) if lower >= FEWEST => Some(Case::Lower),
+            (0, upper) if upper >= FEWEST => Some(Case::Upper),
+            _ => None,
+        }
+    }
+
+    fn applied(self, word: &str) -> String {
+        match self {
+            Case::Lower => word.to_lowercase(),
+            Case::Upper => word.to_uppercase(),
+        }
+    }
+}
+
 impl SpokenWord {
-    pub fn new(tokenizer: &Tokenizer, text: &str) -> Self {
-        let (tokens, unknown) = tokens(tokenizer, text);
+    /// `case`: the one that the model writes, if it writes one alone.
+    pub fn new(tokenizer: &Tokenizer, text: &str, case: Option<Case>) -> Self {
+        let (tokens, unknown) = match case {
+            Some(case) => tokens(tokenizer, &case.applied(text)),
+            None => tokens(tokenizer, text),
+        };
         let has_sound = |id: &u32| {
             tokenizer
                 .piece(*id)

@@ -11,7 +11,7 @@ use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
 use crate::alignment::blocks::{Block, blocks, pairs};
-use crate::alignment::spoken_words::SpokenWord;
+use crate::alignment::spoken_words::{Case, SpokenWord};
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::long_audio::LongAudio;
 use crate::streamed::Samples;
@@ -95,7 +95,8 @@ impl Recognizer {
             let why = "a text is aligned in windows between pauses alone";
             return Err(TranscriptionError::setting("window", why));
         }
-        let text = self.spoken(text)?;
+        let segments = text;
+        let mut text = self.spoken(segments, None)?;
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let samples = first.activity.samples();
@@ -124,6 +125,11 @@ impl Recognizer {
         else {
             return Ok(None);
         };
+        // A model that writes one case alone gives the other no probability.
+        let heard = windows.iter().flat_map(|window| &window.words);
+        if let Some(case) = Case::of(heard.map(|word| word.word.as_str())) {
+            text = self.spoken(segments, Some(case))?;
+        }
         let keys: Vec<&str> = text
             .words
             .iter()
@@ -162,8 +168,8 @@ impl Recognizer {
         Transcript::from_segments(metadata, Performance::default(), found.segments.clone())
     }
 
-    /// The words of a text in segments.
-    fn spoken(&self, segments: &[String]) -> Result<Text> {
+    /// The words of a text in segments, spelled in this case if there is one.
+    fn spoken(&self, segments: &[String], case: Option<Case>) -> Result<Text> {
         let mut text = Text {
             words: Vec::new(),
             lengths: Vec::with_capacity(segments.len()),
@@ -174,7 +180,7 @@ impl Recognizer {
             let (_, words) = split_tag(segment);
             let words = words
                 .split_whitespace()
-                .map(|word| SpokenWord::new(&self.tokenizer, word));
+                .map(|word| SpokenWord::new(&self.tokenizer, word, case));
             text.words.extend(words);
             text.lengths.push(text.words.len() - before);
         }

@@ -69,6 +69,41 @@ fn words_are_where_they_were_heard() {
     assert_eq!(again.score, found.score);
 }
 
+/// The vocabulary has capitals, which the model never writes.
+#[test]
+fn the_case_of_a_text_is_that_of_the_model() {
+    let recognizer = recognizer();
+    let file = test_data::root().join("tests/data/golden/times/en.flac");
+    let samples = flow_audio::samples::samples(&file, 100.0).unwrap().unwrap();
+    let samples = &samples[..9 * SAMPLE_RATE as usize];
+    let heard = recognizer.decode(&[samples]).unwrap().remove(0);
+    let text = joined_text(&heard.words);
+    let found = align(&recognizer, samples, std::slice::from_ref(&text)).unwrap();
+    assert!(found.not_said.is_empty() && found.score > -1.0, "{found:?}");
+    let times = |found: &Aligned| -> Vec<(f64, f64, bool)> {
+        let words = found.words.iter();
+        words.map(|word| (word.start, word.end, word.said)).collect()
+    };
+    let upper = text.to_uppercase();
+    let shouted = align(&recognizer, samples, std::slice::from_ref(&upper)).unwrap();
+    assert_eq!((times(&shouted), shouted.score), (times(&found), found.score));
+    let words: Vec<&str> = shouted.words.iter().map(|word| word.word.as_str()).collect();
+    assert_eq!(words.join(" "), upper);
+}
+
+/// A dash has no sound: nobody knows where it is, and a cue does not begin with it.
+#[test]
+fn a_segment_begins_with_its_first_word_that_was_heard() {
+    let recognizer = recognizer();
+    let (samples, _, words) = heard(&recognizer);
+    let texts = [joined_text(&words[0]), joined_text(&words[1])];
+    let plain = align(&recognizer, &samples, &texts).unwrap();
+    let dashed = align(&recognizer, &samples, &texts.map(|text| format!("- {text} \u{266a}"))).unwrap();
+    for (plain, dashed) in plain.segments.iter().zip(&dashed.segments) {
+        assert_eq!((plain.start, plain.end), (dashed.start, dashed.end));
+    }
+}
+
 #[test]
 fn words_that_were_not_said_and_speech_without_text_are_told() {
     let recognizer = recognizer();
@@ -126,7 +161,7 @@ fn windows_that_are_encoded_again_give_the_same() {
     let found = again(()).unwrap().unwrap();
     let ranges = SpeechWindows::of(first().activity, &recognition).unwrap().windows;
     assert!(ranges.len() > 2);
-    let text = recognizer.spoken(&text).unwrap();
+    let text = recognizer.spoken(&text, None).unwrap();
     let keys: Vec<&str> = text.words.iter().map(|word| &word.key[..]).collect();
     for lost in 0..ranges.len() {
         let mut windows = recognizer
