@@ -105,8 +105,8 @@ impl Context {
     }
 
     /// Whether long work is to be given up: the run is being aborted, or was asked to end a moment ago. A body then returns
-    /// an error, whichever, from where it reads or completes a partition, which is left to the next run if this one was asked to
-    /// end.
+    /// an error, whichever, from where it reads, takes, completes or polls for a partition, which is left to the next run if this one
+    /// was asked to end.
     pub fn gives_up(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static {
         let (cancel, stop) = (self.cancel.clone(), self.stop.clone());
         move || cancel.is_set() || stop.is_over()

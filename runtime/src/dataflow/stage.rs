@@ -297,12 +297,25 @@ impl NodeOperator {
                 ..
             } = routed;
             if self.described().active.get(ordinal as usize) == Some(&true) {
-                self.batch(input, ordinal, batch, send)
-                    .map_err(|error| (Some(ordinal), error))?;
+                let taken = self.batch(input, ordinal, batch, send);
+                if taken.is_err() && self.shared.gives_up() {
+                    self.shared.give_up(ordinal);
+                    continue;
+                }
+                taken.map_err(|error| (Some(ordinal), error))?;
             }
         }
         self.complete(frontiers, send)?;
-        self.poll(send)?;
+        let polled = self.poll(send);
+        if polled.is_err() && self.shared.gives_up() {
+            for ordinal in std::mem::take(&mut self.not_yet).into_keys() {
+                self.shared.give_up(ordinal);
+                self.in_hand.remove(&self.shared.job.partitions[ordinal as usize]);
+            }
+            self.stopped = true;
+        } else {
+            polled?;
+        }
         let ended_early = self.work.as_ref().is_some_and(Work::ended_early);
         if (ended_early || (self.own.is_empty() && self.not_yet.is_empty()))
             && let (Some(mut work), false) = (self.work.take(), self.stopped)

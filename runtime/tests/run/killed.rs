@@ -264,6 +264,25 @@ fn what_takes_long_is_left_to_the_next_run() {
     assert_eq!(rows, expected(&place, 3));
 }
 
+/// Of a stage that gives up in a batch, and of one that does so when it is asked for what it works on beside the worker.
+#[test]
+fn a_batch_that_takes_long_is_left_to_the_next_run() {
+    for aside in [false, true] {
+        let place = Place::new();
+        let endless = format!("dear: true, slow: 86400000, aside: {aside}");
+        place.pipeline(&PIPELINE.replace("dear: true, aside: true", &endless));
+        let mut child = child_of(&place, &[], None);
+        wait_until(|| place.path("work.log").exists());
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        signal(&child, "TERM");
+        assert_eq!(child.wait().unwrap().code(), Some(143), "aside: {aside}");
+        place.pipeline(PIPELINE);
+        place.run(&[]);
+        let rows = fs::read_to_string(place.path("out/rows.txt")).unwrap();
+        assert_eq!(rows, expected(&place, 3), "aside: {aside}");
+    }
+}
+
 #[test]
 fn a_lost_terminal_ends_a_run_as_sigterm_does_and_nohup_keeps_it_going() {
     let slow = PIPELINE.replace(

@@ -645,7 +645,8 @@ fn a_signal_at_any_process_commits_what_is_in_hand() {
     let place = Place::new();
     place.pipeline(&PIPELINE.replace(
         "scan: {uses: toy.count, with: {",
-        "scan: {uses: toy.count, with: {slow: 300, ",
+        // Well within the time that what is in hand has to end.
+        "scan: {uses: toy.count, with: {slow: 100, ",
     ));
     let port = free_port();
     let mut first = killed::child_process(&place, 0, 2, port, None);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
@@ -37,6 +38,8 @@ pub struct DoubleSettings {
     dear: bool,
     /// Works beside the worker.
     aside: bool,
+    /// Milliseconds for each batch.
+    slow: u64,
     /// Takes nothing as it is.
     needs_current: bool,
     /// A file without which all rows are refused.
@@ -60,6 +63,7 @@ impl Default for DoubleSettings {
             twice: None,
             dear: false,
             aside: false,
+            slow: 0,
             needs_current: false,
             needs: PathBuf::new(),
             blind: PathBuf::new(),
@@ -109,7 +113,11 @@ impl Kind for Double {
 impl DoubleBody {
     fn double(&self, partition: &Partition, batch: &RecordBatch, out: &mut Out) -> Result<(), StageError> {
         let settings = &self.settings;
-        if (self.context.gives_up())() {
+        let (begun, gives_up) = (Instant::now(), self.context.gives_up());
+        while begun.elapsed() < Duration::from_millis(settings.slow) && !gives_up() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if gives_up() {
             return Err(StageError::failed("given up"));
         }
         if !settings.breaks.as_os_str().is_empty() {
