@@ -87,6 +87,7 @@ fn finetune() -> Files {
         "evaluate.yaml",
         "parts/manifests.yaml",
         "parts/recordings.yaml",
+        "parts/replay.yaml",
         "parts/training.yaml",
     ] {
         files.push((part.into(), pipeline(part)));

@@ -28,7 +28,7 @@ pub fn corpus(name: &str) -> PathBuf {
 pub fn golden_model(name: &str) -> PathBuf {
     let path = data("FLOW_TEST_GOLDEN_MODEL", "tests/data/golden/model", name);
     let place = std::env::current_exe().unwrap().with_file_name("golden-model");
-    flow_model::testing::unpacked_copy(&path, &place).unwrap()
+    flow_nn::testing::unpacked_copy(&path, &place).unwrap()
 }
 
 /// The same of the golden data of streaming.
@@ -37,7 +37,7 @@ pub fn golden_streaming(name: &str) -> PathBuf {
     let place = std::env::current_exe()
         .unwrap()
         .with_file_name("golden-streaming-model");
-    flow_model::testing::unpacked_copy(&path, &place).unwrap()
+    flow_nn::testing::unpacked_copy(&path, &place).unwrap()
 }
 
 pub fn golden(name: &str) -> PathBuf {

@@ -16,8 +16,8 @@ use std::time::Instant;
 use candle_core::{DType, Device};
 use flow_audio::decode::{decode, read_file};
 use flow_audio::{flac, tar};
-use flow_model::features::LogMel;
 use flow_model::{ModelConfig, ParameterBuilder};
+use flow_nn::features::LogMel;
 use flow_shards::shards::{list, recordings};
 
 /// Times are the best of so many.

@@ -339,7 +339,7 @@ mod tests {
         let folder = std::env::var("FLOW_TEST_GOLDEN_MODEL")
             .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/golden/model").into());
         let text =
-            flow_model::checkpoint::read_packed(format!("{folder}/wer.json").as_ref(), 1).expect("golden wer.json");
+            flow_nn::tensor_files::read_packed(format!("{folder}/wer.json").as_ref(), 1).expect("golden wer.json");
         let text = String::from_utf8(text).expect("golden wer.json is text");
         // Python writes an infinite rate as a bare word, which JSON does not know.
         serde_json::from_str(&text.replace("Infinity", "\"inf\"")).expect("golden wer.json is JSON")

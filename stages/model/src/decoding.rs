@@ -19,10 +19,10 @@ use self::beam::Steps;
 use crate::fusion::{BoostingRules, Fusion, FusionState, Phrase, boosting_tree};
 use crate::heads::HeadKind;
 use crate::joint::Joint;
-use crate::parameters::Parameters;
 use crate::prediction::{Prediction, PredictionState};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use flow_nn::parameters::Parameters;
 
 pub use options::{DecodingOptions, MAX_BEAM};
 

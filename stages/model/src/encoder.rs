@@ -11,15 +11,15 @@ use flow_kernels::noise::{DropMask, Noise};
 
 use crate::Precision;
 use crate::config::{CausalConfig, ChunkContext, EncoderConfig};
-use crate::error::{Error, Result};
-use crate::layers::attention::PositionTable;
-use crate::layers::conformer_layer::{self, BranchGradients, ConformerLayer};
-use crate::layers::convolution::{BatchNorm, BatchNormPass};
-use crate::layers::subsampling::{self, Subsampling};
-use crate::layers::{Frames, dropout};
 use crate::parameter_groups::{ParameterGroup, PassObserver, StatisticsPass};
-use crate::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
-use crate::pending_sums::PendingSums;
+use crate::{Error, Result};
+use flow_nn::layers::attention::PositionTable;
+use flow_nn::layers::conformer_layer::{self, BranchGradients, ConformerLayer};
+use flow_nn::layers::convolution::{BatchNorm, BatchNormPass};
+use flow_nn::layers::subsampling::{self, Subsampling};
+use flow_nn::layers::{Frames, dropout};
+use flow_nn::parameters::{BufferUpdates, Gradients, Mode, ParameterBuilder, Parameters};
+use flow_nn::pending_sums::PendingSums;
 
 /// The encoder.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::fmt;
 
 use candle_core::Tensor;
 
-use crate::error::{Error, Result};
 use crate::heads::ctc;
-use crate::parameters::{Gradients, ParameterId, Parameters};
 use crate::prompt;
+use crate::{Error, Result};
+use flow_nn::parameters::{Gradients, ParameterId, Parameters};
 
 /// A group of parameters whose gradients are complete at the same time. The order is that of the backward pass, but for
 /// the layers of the encoder, of which the backward pass completes the last one first.
@@ -106,7 +106,7 @@ pub trait PassObserver {
     fn gradients_complete(&mut self, group: ParameterGroup, gradients: &mut Gradients, parameters: &Parameters);
 
     /// What all ranks have for the batch normalisation of an encoder layer, (ranks, n) in the order of the ranks, where this
-    /// one has `own`, (n). Called with [`AllRanks`](crate::layers::convolution::BatchNorm::AllRanks) alone, once for each layer in the forward pass and once in
+    /// one has `own`, (n). Called with [`AllRanks`](flow_nn::layers::convolution::BatchNorm::AllRanks) alone, once for each layer in the forward pass and once in
     /// the backward pass. With one rank that is `own`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::parameter_groups::{ParameterGroup, PassObserver};
-use crate::parameters::{Gradients, Parameters};
+use flow_nn::parameters::{Gradients, Parameters};
 
 /// A part of the forward and backward pass over a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,9 +10,9 @@ use flow_kernels::lstm::{LstmSaved, LstmWeights, lstm, lstm_backward, lstm_step,
 use flow_kernels::noise::DropMask;
 use flow_kernels::{dispatch, is_gpu, slice, tensor};
 
-use crate::layers::dropout;
-use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 use crate::{Error, Result};
+use flow_nn::layers::dropout;
+use flow_nn::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
 
 /// Embedding and LSTM. Its first input is the embedding of blank. In NeMo's models that row is zero and stays so; models
 /// that were trained with transformers may have learned another.

@@ -4,9 +4,9 @@
 use candle_core::Tensor;
 
 use crate::config::{ModelConfig, PromptConfig};
-use crate::error::{Error, Result};
-use crate::layers::linear::Linear;
-use crate::parameters::{ParameterBuilder, Parameters};
+use crate::{Error, Result};
+use flow_nn::layers::linear::Linear;
+use flow_nn::parameters::{ParameterBuilder, Parameters};
 
 /// What the names of its tensors begin with, as in NeMo.
 pub const NAME: &str = "prompt_kernel.";

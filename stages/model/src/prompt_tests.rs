@@ -4,11 +4,12 @@ use candle_core::{DType, Device};
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{StoredModel, read_packed};
+use crate::checkpoint::StoredModel;
 use crate::config::ChunkContext;
-use crate::layers::golden;
 use crate::model::TdtModel;
 use crate::model::chunks::NextSamples;
+use crate::testing::golden;
+use flow_nn::tensor_files::read_packed;
 
 fn tensors() -> HashMap<String, Tensor> {
     golden::tensors_of(&golden::file_of("streaming", "extra.safetensors"))

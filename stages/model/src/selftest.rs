@@ -8,9 +8,9 @@ use flow_kernels::device::DeviceChoice;
 use flow_kernels::threads;
 use serde_json::Value;
 
-use crate::checkpoint::unpack;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
 use crate::{Error, Gradients, Result};
+use flow_nn::tensor_files::unpack;
 
 macro_rules! golden {
     ($name:literal) => {
@@ -225,7 +225,7 @@ fn strange(what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::golden;
+    use crate::testing::golden;
 
     fn model() -> TdtModel {
         let folder = tempfile::tempdir().unwrap();

@@ -157,8 +157,8 @@ const PUNCTUATION: &[(u32, u32)] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::read_packed;
-    use crate::layers::golden::file;
+    use crate::testing::golden::file;
+    use flow_nn::tensor_files::read_packed;
 
     #[test]
     fn time_stamps_equal_nemos() {

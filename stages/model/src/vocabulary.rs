@@ -6,10 +6,11 @@ use std::fmt::Write;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 
-use crate::checkpoint::{OpenModel, TensorEntry, broken};
+use crate::checkpoint::{OpenModel, TensorEntry};
 use crate::config::ModelConfig;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use flow_nn::tensor_files::broken;
 
 /// How the rows of a piece that the old vocabulary does not have are filled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

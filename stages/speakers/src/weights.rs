@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use flow_model::checkpoint::{DType, TensorEntry, open_tensors};
+use flow_nn::tensor_files::{DType, TensorEntry, open_tensors};
 use half::f16;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// The bytes of a file that the program carries, in elements of `size` bytes.
 pub fn unpack(packed: &[u8], size: usize) -> Result<Vec<u8>> {
-    flow_model::checkpoint::unpack(packed, size).map_err(|error| Error::Weights(error.to_string()))
+    flow_nn::tensor_files::unpack(packed, size).map_err(|error| Error::Weights(error.to_string()))
 }
 
 /// The tensors of a file.

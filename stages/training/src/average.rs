@@ -4,9 +4,9 @@ use std::path::Path;
 
 use flow_kernels::elementwise::blend_all_in_place;
 use flow_model::checkpoint::{read_safetensors, write_safetensors};
-use flow_model::lora::module_of;
 use flow_model::model::TdtModel;
 use flow_model::{Parameter, Parameters};
+use flow_nn::lora::module_of;
 
 use crate::error::TrainingError;
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
 use flow_kind::{ReadOnce, Secret};
-use flow_model::layers::convolution::BatchNorm;
+use flow_nn::layers::convolution::BatchNorm;
 
 use crate::checkpoint::Ranking;
 pub use crate::checkpoint::{KeepBest, Monitor};

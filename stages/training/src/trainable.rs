@@ -6,9 +6,9 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::{Adapter, OpenModel};
-use flow_model::lora::{LoraConfig, module_of};
 use flow_model::model::TdtModel;
-use flow_model::patterns::NamePattern;
+use flow_nn::lora::{LoraConfig, module_of};
+use flow_nn::patterns::NamePattern;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -6,8 +6,8 @@ use candle_core::{DType, Device};
 use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
-use flow_model::lora::LoraConfig;
 use flow_model::model::{MicroBatch, TdtModel};
+use flow_nn::lora::LoraConfig;
 use flow_training::average::MovingAverage;
 use flow_training::memory::{
     BatchShape, DataAssumptions, MeasuredMemory, MemoryCheck, MemoryNeeds, bucket_batch_sizes, check, largest_batch,

@@ -511,7 +511,7 @@ fn the_checkpoint_that_is_handed_on_is_a_setting() {
     assert_ne!(digest, last);
     let values = |folder: &Path, name: &str| -> Vec<f32> {
         let file = folder.join("model.safetensors");
-        let tensors = flow_model::checkpoint::read_safetensors(&file).expect("tensors");
+        let tensors = flow_nn::tensor_files::read_safetensors(&file).expect("tensors");
         let (_, tensor) = tensors.into_iter().find(|(found, _)| found == name).expect(name);
         tensor.flatten_all().and_then(|flat| flat.to_vec1()).expect("values")
     };

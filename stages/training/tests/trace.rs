@@ -25,18 +25,18 @@ fn golden(name: &str) -> PathBuf {
     let place = std::env::current_exe()
         .expect("this test")
         .with_file_name("golden-model");
-    flow_model::testing::unpacked_copy(&path, &place).expect("golden file")
+    flow_nn::testing::unpacked_copy(&path, &place).expect("golden file")
 }
 
 /// A golden file of JSON, which may be packed.
 fn json(name: &str) -> Value {
-    let bytes = flow_model::checkpoint::read_packed(&golden(name), 1).expect("golden file");
+    let bytes = flow_nn::tensor_files::read_packed(&golden(name), 1).expect("golden file");
     serde_json::from_slice(&bytes).expect("golden JSON")
 }
 
 /// The tensors of a golden file, which may be packed; None if there is no such file.
 fn tensors(name: &str) -> Option<HashMap<String, Tensor>> {
-    let bytes = flow_model::checkpoint::read_packed(&golden(name), 4).ok()?;
+    let bytes = flow_nn::tensor_files::read_packed(&golden(name), 4).ok()?;
     Some(candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("tensors"))
 }
 

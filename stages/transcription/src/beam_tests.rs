@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use flow_kernels::threads::install;
-use flow_model::checkpoint::read_packed;
 use flow_model::decoding::{BlankScore, DecodingOptions, DecodingSettings, Hypothesis, Pruning};
 use flow_model::fusion::{BoostingRules, Fusion, Phrase, boosting_tree, parse_arpa};
 use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
-use flow_model::testing::unpacked_copy;
+use flow_nn::tensor_files::read_packed;
+use flow_nn::testing::unpacked_copy;
 use serde_json::Value;
 
 use crate::Word;

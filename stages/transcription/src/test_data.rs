@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_model::checkpoint::read_packed;
+use flow_nn::tensor_files::read_packed;
 use serde_json::Value;
 
 use crate::{Segment, Transcript, Word};

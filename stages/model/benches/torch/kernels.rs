@@ -12,11 +12,11 @@ use flow_kernels::layer_norm::{layer_norm, layer_norm_backward};
 use flow_kernels::lstm::{LstmWeights, lstm, lstm_backward};
 use flow_kernels::product::{PackedRhs, product};
 use flow_model::config::{AttentionContext, CausalConfig, EncoderConfig};
-use flow_model::layers::Frames;
-use flow_model::layers::attention::PositionTable;
-use flow_model::layers::conformer_layer::ConformerLayer;
-use flow_model::layers::convolution::{BatchNorm, BatchNormPass};
 use flow_model::{BufferUpdates, Gradients, Mode, ParameterBuilder, Result};
+use flow_nn::layers::Frames;
+use flow_nn::layers::attention::PositionTable;
+use flow_nn::layers::conformer_layer::ConformerLayer;
+use flow_nn::layers::convolution::{BatchNorm, BatchNormPass};
 
 use crate::peer::{Peer, compare};
 

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::transducer::Cells;
 use super::*;
-use crate::checkpoint::read_packed;
 use crate::heads::HeadKind;
-use crate::layers::golden;
 use crate::model::TdtModel;
+use crate::testing::golden;
+use flow_nn::tensor_files::read_packed;
 
 /// Words of one token or two.
 fn text(tokens: &[u32], twos: bool) -> WordTokens {

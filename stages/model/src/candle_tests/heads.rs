@@ -9,10 +9,10 @@ use super::{Case, DTYPES, Variables, declared, random};
 use crate::heads::ctc::CtcHead;
 use crate::heads::{Head, HeadInput};
 use crate::joint::{Joint, JointSizes};
-use crate::layers::golden;
 use crate::loss::TdtLoss;
-use crate::parameters::Mode;
 use crate::prediction::Prediction;
+use crate::testing::golden;
+use flow_nn::parameters::Mode;
 
 /// The logarithm of the sum of exponentials of numbers.
 fn log_sum(terms: &[Tensor]) -> Result<Tensor> {

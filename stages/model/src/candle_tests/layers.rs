@@ -8,16 +8,16 @@ use flow_kernels::{Lengths, Noise};
 use super::{Case, DTYPES, Variables, declared, random};
 use crate::config::{AttentionContext, CausalConfig, ChunkContext, EncoderConfig};
 use crate::encoder::Encoder;
-use crate::layers::Frames;
-use crate::layers::attention::{Attention, PositionTable};
-use crate::layers::convolution::{self, BatchNormPass, Convolution};
-use crate::layers::feed_forward::FeedForward;
-use crate::layers::linear::Linear;
-use crate::layers::norm::LayerNorm;
-use crate::layers::subsampling::Subsampling;
-use crate::lora::{LoraConfig, Targets};
-use crate::parameters::{BufferUpdates, Mode, ParameterBuilder};
-use crate::pending_sums::PendingSums;
+use flow_nn::layers::Frames;
+use flow_nn::layers::attention::{Attention, PositionTable};
+use flow_nn::layers::convolution::{self, BatchNormPass, Convolution};
+use flow_nn::layers::feed_forward::FeedForward;
+use flow_nn::layers::linear::Linear;
+use flow_nn::layers::norm::LayerNorm;
+use flow_nn::layers::subsampling::Subsampling;
+use flow_nn::lora::{LoraConfig, Targets};
+use flow_nn::parameters::{BufferUpdates, Mode, ParameterBuilder};
+use flow_nn::pending_sums::PendingSums;
 
 /// No size is a multiple of a vector's width.
 fn config() -> EncoderConfig {
@@ -241,12 +241,13 @@ fn layer_normalisation() {
 #[test]
 fn linear_layer_with_lora() {
     let lora = || {
-        Targets::new(LoraConfig {
+        let config = LoraConfig {
             rank: 3,
             alpha: 5.0,
             targets: vec!["linear".into()],
             base: String::new(),
-        })
+        };
+        Targets::new(config, str::to_string)
     };
     for dtype in DTYPES {
         let mut builder = ParameterBuilder::random(dtype, Device::Cpu, 3).with_lora(lora().unwrap(), 4);

@@ -12,7 +12,7 @@ use candle_nn::VarBuilder;
 use flow_kernels::Noise;
 use flow_kernels::testing::{max_difference, normal, values};
 
-use crate::parameters::{Gradients, ParameterBuilder, Parameters};
+use flow_nn::parameters::{Gradients, ParameterBuilder, Parameters};
 
 /// Both number types that the CPU computes training in. That of 64 bits tells a wrong formula from rounding; that of 32 bits has vector
 /// code of its own.

@@ -12,13 +12,13 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use super::files::{read_small, write_renamed};
 use super::huggingface::{huggingface_module, nemo_name};
-use super::tensor_entry::{LowRankSum, is_finite};
 use super::{OpenModel, TensorEntry, broken, open_tensors, write_safetensors};
-use crate::lora::{A, B, LoraConfig};
-use crate::patterns::NamePattern;
 use crate::{Error, Result};
+use flow_nn::lora::{A, B, LoraConfig};
+use flow_nn::patterns::NamePattern;
+use flow_nn::tensor_files::files::{read_small, write_renamed};
+use flow_nn::tensor_files::tensor_entry::{LowRankSum, is_finite};
 
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";

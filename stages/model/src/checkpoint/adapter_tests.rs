@@ -5,8 +5,8 @@ use flow_kernels::testing::{max_difference, values};
 
 use super::*;
 use crate::checkpoint::Format;
-use crate::layers::golden;
 use crate::model::TdtModel;
+use crate::testing::golden;
 
 fn adapter(case: &str) -> PathBuf {
     golden::file_of("adapters", &format!("lora_{case}"))
@@ -31,7 +31,7 @@ fn changed(
     let mut value: Value = serde_json::from_slice(&std::fs::read(adapter(case).join(ADAPTER_CONFIG)).unwrap()).unwrap();
     config(&mut value);
     std::fs::write(place.path().join(ADAPTER_CONFIG), value.to_string()).unwrap();
-    let mut all = crate::checkpoint::read_safetensors(&adapter(case).join(ADAPTER_WEIGHTS)).unwrap();
+    let mut all = flow_nn::tensor_files::read_safetensors(&adapter(case).join(ADAPTER_WEIGHTS)).unwrap();
     tensors(&mut all);
     let all: Vec<(&str, &Tensor)> = all.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     write_safetensors(&place.path().join(ADAPTER_WEIGHTS), &all).unwrap();

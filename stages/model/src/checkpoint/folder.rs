@@ -7,11 +7,11 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor};
 
-use super::files::{read_config, read_small, write_renamed};
-use super::safetensors::{open_tensor_files, write_entries};
-use super::tensor_entry::written_dtype;
 use super::{Format, OpenModel, TensorEntry, broken, write_safetensors};
 use crate::Result;
+use flow_nn::tensor_files::files::{read_config, read_small, write_renamed};
+use flow_nn::tensor_files::safetensors::{open_tensor_files, write_entries};
+use flow_nn::tensor_files::tensor_entry::written_dtype;
 
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const CONFIG_FILE: &str = "model_config.yaml";

@@ -7,18 +7,18 @@ use std::path::Path;
 use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
-use super::files::{read_small, write_renamed};
 use super::hf_tokenizer::{BLANK, PAD, sentencepiece_model, tokenizer_json};
-use super::safetensors::{open_tensor_files, write_entries};
-use super::tensor_entry::written_dtype;
 use super::{Format, OpenModel, TOKENIZER_FILE, TensorEntry, WEIGHTS_FILE, broken, one_width};
 use crate::config::ModelConfig;
 use crate::config::huggingface::{Kind, WRITE_NOTE, read_note};
-use crate::features::LogMel;
 use crate::heads::ctc::AUXILIARY;
-use crate::parameters::{Parameter, ParameterBuilder};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use flow_nn::features::LogMel;
+use flow_nn::parameters::{Parameter, ParameterBuilder};
+use flow_nn::tensor_files::files::{read_small, write_renamed};
+use flow_nn::tensor_files::safetensors::{open_tensor_files, write_entries};
+use flow_nn::tensor_files::tensor_entry::written_dtype;
 
 pub(super) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
@@ -292,8 +292,8 @@ fn check_front_end(model: &OpenModel, config: &ModelConfig) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::read_packed;
-    use crate::layers::golden;
+    use crate::testing::golden;
+    use flow_nn::tensor_files::read_packed;
 
     #[test]
     fn names_are_those_of_transformers() {

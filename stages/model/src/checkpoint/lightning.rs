@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use serde_yaml::Value;
 
-use super::tensor_entry::OpenFile;
-use super::torch::open_torch;
 use super::{Format, OpenModel, broken};
 use crate::Result;
+use flow_nn::tensor_files::tensor_entry::OpenFile;
+use flow_nn::tensor_files::torch::open_torch;
 
 /// Opens a Lightning checkpoint. No code in it is executed.
 pub(super) fn open_lightning(path: &Path) -> Result<OpenModel> {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use candle_core::DType;
 
-use super::tar_members::tar_members;
-use super::tensor_entry::{OpenFile, written_dtype};
-use super::torch::{TorchFile, open_torch};
-use super::zip::{Member, Region};
 use super::{Format, MAX_CONFIG, MAX_SMALL_FILE, OpenModel, broken};
 use crate::config::ModelConfig;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use flow_nn::tensor_files::tar_members::tar_members;
+use flow_nn::tensor_files::tensor_entry::{OpenFile, written_dtype};
+use flow_nn::tensor_files::torch::{TorchFile, open_torch};
+use flow_nn::tensor_files::zip::{Member, Region};
 
 const CONFIG_MEMBER: &str = "model_config.yaml";
 const WEIGHTS_MEMBER: &str = "model_weights.ckpt";

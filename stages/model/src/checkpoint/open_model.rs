@@ -9,7 +9,6 @@ use candle_core::DType;
 use super::adapter::{
     ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS, Adapter, base_and_adapter, is_adapter, weights_of,
 };
-use super::files::{write_folder, write_renamed};
 use super::folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, fill_model_folder, open_model_folder};
 use super::huggingface::{self, fill_huggingface, open_huggingface};
 use super::lightning::open_lightning;
@@ -18,6 +17,7 @@ use super::{StoredModel, TensorEntry, broken};
 use crate::Result;
 use crate::config::ModelConfig;
 use crate::heads::ctc::AUXILIARY;
+use flow_nn::tensor_files::files::{write_folder, write_renamed};
 
 /// A storage format of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

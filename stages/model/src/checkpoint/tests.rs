@@ -1,13 +1,16 @@
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 use flow_kernels::testing::values;
+use flow_nn::tensor_files::pickle::Pickle;
+use flow_nn::tensor_files::read_packed;
 
 use super::*;
 use crate::Result;
 use crate::config::ModelConfig;
-use crate::layers::golden;
 use crate::model::TdtModel;
+use crate::testing::golden;
 use crate::tokenizer::Tokenizer;
 
 fn archive() -> Vec<u8> {
@@ -129,11 +132,7 @@ fn pickles_that_do_more_than_state_dicts_are_refused() {
         b"}q\x00X\x01\x00\x00\x00ah\x00s.",
         b"\x80",
     ] {
-        assert!(
-            pickle::Pickle::read(hostile)
-                .and_then(|pickle| pickle.state_dict())
-                .is_err()
-        );
+        assert!(Pickle::read(hostile).and_then(|pickle| pickle.state_dict()).is_err());
     }
 }
 

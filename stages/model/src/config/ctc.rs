@@ -7,7 +7,7 @@ use super::read::reduction;
 use super::section::Section;
 use super::write::put;
 use super::{CtcConfig, EncoderConfig};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 const DECODER: &str = "nemo.collections.asr.modules.ConvASRDecoder";
 

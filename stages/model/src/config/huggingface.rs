@@ -8,7 +8,7 @@ use super::{
     AttentionContext, CausalConfig, CtcConfig, DecodingConfig, EncoderConfig, JointConfig, LossConfig, ModelConfig,
     PredictionConfig, PreprocessorConfig, Reduction, SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig,
 };
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Values that `config.json` does not have, from NeMo's standard recipe for these models.
 const SIGMA: f64 = 0.02;

@@ -5,7 +5,7 @@ use serde_yaml::{Mapping, Value};
 use super::PromptConfig;
 use super::section::{Section, wrong};
 use super::write::put;
-use crate::error::Result;
+use crate::Result;
 
 /// NeMo's number of prompts where the configuration says none.
 const DEFAULT_PROMPTS: usize = 128;

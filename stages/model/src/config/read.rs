@@ -7,7 +7,7 @@ use super::{
     AttentionContext, CausalConfig, ChunkContext, CtcConfig, EncoderConfig, ModelConfig, PreprocessorConfig, Reduction,
     SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig, ctc, prompt, transducer,
 };
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Larger sizes than any model of this family has; they keep a hostile file from asking for terabytes.
 pub(super) const MAX_WIDTH: usize = 16_384;

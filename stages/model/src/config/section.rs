@@ -2,7 +2,7 @@
 
 use serde_yaml::{Mapping, Value};
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// A section of the YAML document, with its path for messages.
 pub(super) struct Section<'a> {

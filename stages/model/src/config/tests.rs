@@ -4,8 +4,8 @@ use serde_yaml::{Mapping, Value};
 
 use super::write::put;
 use super::*;
-use crate::error::Result;
-use crate::layers::golden;
+use crate::Result;
+use crate::testing::golden;
 
 /// The golden configuration as it is.
 fn plain() -> Value {

@@ -6,7 +6,7 @@ use super::read::{MAX_WIDTH, reduction};
 use super::section::Section;
 use super::write::put;
 use super::{DecodingConfig, EncoderConfig, JointConfig, LossConfig, PredictionConfig, TransducerConfig};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Tokens without blank.
 pub(super) fn vocab_size(root: &Section) -> Result<usize> {

@@ -5,7 +5,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::read::CHUNKED;
 use super::{AttentionContext, CausalConfig, EncoderConfig, ModelConfig, TimeWidth, ctc, prompt, transducer};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Writes what is causal. A model in which nothing is gets no keys for it.
 fn write_causal(causal: &CausalConfig, root: &mut Mapping) {

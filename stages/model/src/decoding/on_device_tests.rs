@@ -11,10 +11,10 @@ use super::beam::Steps;
 use super::{GreedyState, Hypothesis, Networks, decode_greedy_observed, decode_greedy_on};
 use crate::fusion::Fusion;
 use crate::joint::{Joint, JointSizes};
-use crate::layers::golden;
 use crate::model::TdtModel;
-use crate::parameters::{ParameterBuilder, Parameters};
 use crate::prediction::Prediction;
+use crate::testing::golden;
+use flow_nn::parameters::{ParameterBuilder, Parameters};
 
 /// The decoder of a model of random weights, whose outputs are large, so that it emits much.
 struct Decoder {

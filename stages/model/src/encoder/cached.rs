@@ -12,9 +12,9 @@ use flow_kernels::elementwise::drop_scaled;
 
 use super::Encoder;
 use crate::config::{ChunkContext, EncoderConfig};
-use crate::error::{Error, Result};
-use crate::layers::conformer_layer::step::LayerCache;
-use crate::parameters::Parameters;
+use crate::{Error, Result};
+use flow_nn::layers::conformer_layer::step::LayerCache;
+use flow_nn::parameters::Parameters;
 
 /// Feature frames before a chunk that sub-sampling takes once more, and encoded frames that are dropped for them.
 const FEATURES_BEFORE: usize = EncoderConfig::SUBSAMPLING + 1;

@@ -16,10 +16,10 @@ use flow_kernels::elementwise::drop_scaled;
 
 use super::Encoder;
 use crate::config::{AttentionContext, CausalConfig, EncoderConfig};
-use crate::error::{Error, Result};
-use crate::layers::attention::stream::QUERIES;
-use crate::layers::conformer_layer::stream::LayerStream;
-use crate::parameters::Parameters;
+use crate::{Error, Result};
+use flow_nn::layers::attention::stream::QUERIES;
+use flow_nn::layers::conformer_layer::stream::LayerStream;
+use flow_nn::parameters::Parameters;
 
 /// Frames of the encoder for which sub-sampling is computed at once: 20 s, of which the first convolution's output takes
 /// 67 MB with 256 channels and 128 mels.
@@ -32,7 +32,7 @@ pub struct EncoderStream<'a> {
     encoder: &'a Encoder,
     parameters: &'a Parameters,
     layers: Vec<LayerStream>,
-    /// Feature frames of the utterance, and with the frame of zeros that [`LogMel`](crate::features::LogMel) adds.
+    /// Feature frames of the utterance, and with the frame of zeros that [`LogMel`](flow_nn::features::LogMel) adds.
     valid: usize,
     padded: usize,
     /// Features, (frames, mels), from this frame on.
@@ -218,9 +218,9 @@ mod tests {
     use flow_kernels::testing::max_difference;
 
     use super::*;
-    use crate::features::LogMel;
-    use crate::layers::golden;
-    use crate::parameters::ParameterBuilder;
+    use crate::testing::golden;
+    use flow_nn::features::LogMel;
+    use flow_nn::parameters::ParameterBuilder;
 
     fn encoder(dtype: DType, context: Option<usize>) -> (LogMel, Encoder, Parameters) {
         let (mut config, weights) = golden::model();

@@ -4,10 +4,10 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::testing::{max_difference, normal, values};
 
 use super::*;
-use crate::checkpoint::read_packed;
 use crate::config::{AttentionContext, CausalConfig, ChunkContext, ModelConfig};
-use crate::features::LogMel;
-use crate::layers::golden;
+use crate::testing::golden;
+use flow_nn::features::LogMel;
+use flow_nn::tensor_files::read_packed;
 
 /// The golden model's encoder in a data type, with a change to its configuration.
 fn golden_encoder(dtype: DType, change: impl Fn(&mut ModelConfig)) -> (LogMel, Encoder, Parameters) {
@@ -132,19 +132,21 @@ fn every_activation_equals_nemo() {
     check("pre_encode", 0, &(&x / scale).unwrap());
     let updates = &mut BufferUpdates::default();
     for (i, layer) in encoder.layers.iter().enumerate() {
-        let (y, saved) = layer
-            .forward(
-                &parameters,
-                &x,
-                &start.positions,
-                frames,
-                &mut mode,
-                &mut encoder.alone(None, updates),
-            )
-            .unwrap();
+        let mut branches = Vec::new();
+        let normalised = layer.begin(&parameters, &x).unwrap();
+        let body = layer.observed_body(
+            &parameters,
+            (&x, normalised),
+            (&start.positions, frames),
+            &mut mode,
+            &mut encoder.alone(None, updates),
+            &mut |branch| branches.push(branch.clone()),
+        );
+        let (y, _) = layer.end(&parameters, body.unwrap()).unwrap();
         if i == 0 {
             let parts = ["feed_forward1", "self_attn", "conv", "feed_forward2"];
-            for (part, branch) in parts.iter().zip(saved.branches()) {
+            assert_eq!(branches.len(), parts.len());
+            for (part, branch) in parts.iter().zip(&branches) {
                 check(&format!("layers.0.{part}"), 0, branch);
             }
         }

@@ -4,8 +4,9 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{OpenModel, read_packed};
+use crate::checkpoint::OpenModel;
 use crate::tokenizer::Tokenizer;
+use flow_nn::tensor_files::read_packed;
 
 /// NeMo's scores are stored with seven digits.
 const TOLERANCE: f64 = 1e-5;

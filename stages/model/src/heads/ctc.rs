@@ -12,10 +12,10 @@ use super::{Head, HeadInput, HeadKind, HeadPass, SearchState};
 use crate::alignment::{self, AlignedTokens, Costs, WordTokens};
 use crate::config::{ModelConfig, Reduction};
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver, check_lengths};
-use crate::layers::linear::Linear;
 use crate::parameter_groups::{ParameterGroup, PassObserver};
-use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 use crate::{Error, Result};
+use flow_nn::layers::linear::Linear;
+use flow_nn::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 
 pub use loss::ctc_loss;
 

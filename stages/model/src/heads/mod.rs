@@ -15,8 +15,8 @@ use crate::alignment::{AlignedTokens, Costs, WordTokens};
 use crate::config::{ModelConfig, Reduction};
 use crate::decoding::{DecodingSettings, GreedyState, Hypothesis, TokenObserver};
 use crate::parameter_groups::{ParameterGroup, PassObserver};
-use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 use crate::{Error, Result};
+use flow_nn::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 
 /// A kind of head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -8,13 +8,14 @@ use flow_kernels::testing::{max_difference, values};
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{Format, OpenModel, read_packed};
+use crate::checkpoint::{Format, OpenModel};
 use crate::config::ChunkContext;
 use crate::fusion::{BoostingRules, Fusion, Phrase, boosting_tree};
-use crate::layers::golden;
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
+use crate::testing::golden;
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::NewPieces;
+use flow_nn::tensor_files::read_packed;
 
 const SETS: [&str; 3] = ["ctc", "rnnt", "hybrid"];
 

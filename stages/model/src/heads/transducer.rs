@@ -10,9 +10,9 @@ use crate::decoding::{DecodingSettings, GreedyState, Hypothesis, Networks, Token
 use crate::joint::{Joint, JointLoss, JointSizes};
 use crate::loss::TdtLoss;
 use crate::parameter_groups::{ParameterGroup, PassObserver};
-use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 use crate::prediction::{Prediction, PredictionSaved};
 use crate::{Error, Result};
+use flow_nn::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 
 /// A transducer.
 #[derive(Debug)]

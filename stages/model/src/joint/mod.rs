@@ -13,12 +13,12 @@ use flow_kernels::product::product;
 use flow_kernels::{is_gpu, on_cpu};
 
 use crate::alignment::transducer::Cells as LatticeCells;
-use crate::layers::dropout;
-use crate::layers::linear::Linear;
 use crate::loss::TdtLoss;
-use crate::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
-use crate::pending_sums::PendingSums;
 use crate::{Error, Result};
+use flow_nn::layers::dropout;
+use flow_nn::layers::linear::Linear;
+use flow_nn::parameters::{Gradients, Initialise, Mode, ParameterBuilder, ParameterId, Parameters};
+use flow_nn::pending_sums::PendingSums;
 use lattices::{Lattices, LogitGradients, negligible};
 
 /// Cells whose logits are computed at once.

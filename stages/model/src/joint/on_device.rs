@@ -9,9 +9,9 @@ use flow_kernels::product::{StackedProducts, add_product_in, product_in, product
 use flow_kernels::tdt::{Aligned, BiasSums, Extents, Lattices, LogitGradient, Rules, doubles};
 
 use super::{Joint, Rows, negligible};
-use crate::error::Result;
+use crate::Result;
 use crate::loss::TdtLoss;
-use crate::parameters::{Gradients, Parameters};
+use flow_nn::parameters::{Gradients, Parameters};
 
 /// How many cells are computed at once.
 #[derive(Debug, Clone, Copy)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::layers::golden;
+use crate::testing::golden;
 use candle_core::{DType, Device};
 use flow_kernels::testing::{DeviceUnderTest, check_gradient, max_difference, normal, values};
 use flow_kernels::{Noise, is_gpu, tdt};
@@ -164,7 +164,7 @@ fn of_logits_on_device(
 /// NeMo's cases of the plain transducer, which has no durations, in f64 and f32 and in f32 on the device under test.
 #[test]
 fn golden_cases_of_rnnt() {
-    let text = crate::checkpoint::read_packed(&golden::file_of("rnnt", "loss_cases.json"), 1).unwrap();
+    let text = flow_nn::tensor_files::read_packed(&golden::file_of("rnnt", "loss_cases.json"), 1).unwrap();
     let cases: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let tensors = golden::tensors_of(&golden::file_of("rnnt", "loss_cases.safetensors"));
     let cases = cases.as_object().unwrap();

@@ -9,9 +9,9 @@ use super::TdtModel;
 use crate::config::ChunkContext;
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver};
 use crate::encoder::cached::{ChunkPlan, EncoderCache};
-use crate::error::{Error, Result};
-use crate::features::LogMelStream;
 use crate::heads::SearchState;
+use crate::{Error, Result};
+use flow_nn::features::LogMelStream;
 
 /// What is kept of a recording between its samples.
 pub struct ChunkStream {

@@ -8,11 +8,11 @@ use flow_kernels::testing::max_difference;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::read_packed;
 use crate::config::ModelConfig;
 use crate::decoding::DecodingSettings;
 use crate::heads::HeadKind;
-use crate::layers::golden;
+use crate::testing::golden;
+use flow_nn::tensor_files::read_packed;
 
 const SET: &str = "streaming";
 

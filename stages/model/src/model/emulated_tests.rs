@@ -8,11 +8,11 @@ use flow_kernels::squares::sum_of_squares;
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};
+use crate::Result;
 use crate::config::{AttentionContext, CausalConfig, ChunkContext, ModelConfig};
 use crate::decoding::Hypothesis;
-use crate::error::Result;
-use crate::layers::golden;
-use crate::parameters::{Gradients, Parameters};
+use crate::testing::golden;
+use flow_nn::parameters::{Gradients, Parameters};
 
 fn on_device<R>(work: impl FnOnce(&Device) -> R) -> R {
     DeviceUnderTest::get().run(work)

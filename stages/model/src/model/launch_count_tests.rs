@@ -10,9 +10,9 @@ use flow_kernels::testing::cublaslt::{self as stand_in, Counted};
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::{MicroBatch, TdtModel, TrainOptions};
-use crate::layers::golden;
-use crate::parameters::Gradients;
 use crate::pass_parts::{PartObserver, PassPart};
+use crate::testing::golden;
+use flow_nn::parameters::Gradients;
 
 /// The most launches, copies to the device and copies to the host of one run of each part, for two utterances of three
 /// tokens each, a model of two layers of encoder and of LSTM, and dropout everywhere.

@@ -5,9 +5,9 @@ use flow_kernels::testing::{DeviceUnderTest, values};
 use super::*;
 use crate::checkpoint::{ADAPTER_WEIGHTS, Adapter, TensorEntry, base_and_adapter};
 use crate::config::Reduction;
-use crate::layers::golden;
-use crate::parameters::Gradients;
-use crate::parameters::ParameterId;
+use crate::testing::golden;
+use flow_nn::parameters::Gradients;
+use flow_nn::parameters::ParameterId;
 
 const ALL: [&str; 4] = [r"linear_.*", "linear[12]", "pointwise_conv[12]", "joint.(enc|pred)"];
 

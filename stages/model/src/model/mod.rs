@@ -9,18 +9,21 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::checkpoint::{ADAPTER_CONFIG, OpenModel, StoredModel, broken, write_adapter, write_model_folder};
+use crate::checkpoint::{
+    ADAPTER_CONFIG, OpenModel, StoredModel, huggingface_module, write_adapter, write_model_folder,
+};
 use crate::config::{AttentionContext, ChunkContext, EncoderConfig, ModelConfig, PromptConfig};
 use crate::decoding::DecodingSettings;
 use crate::encoder::Encoder;
-use crate::features::LogMel;
 use crate::heads::{self, Head};
-use crate::layers::convolution::BatchNorm;
-use crate::lora::{self, LoraConfig, Targets};
-use crate::parameters::{Parameter, ParameterBuilder, Parameters};
 use crate::prompt::PromptKernel;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Precision, Result};
+use flow_nn::features::LogMel;
+use flow_nn::layers::convolution::BatchNorm;
+use flow_nn::lora::{self, LoraConfig, Targets};
+use flow_nn::parameters::{Parameter, ParameterBuilder, Parameters};
+use flow_nn::tensor_files::broken;
 
 pub use train::{MicroBatch, MicroBatchOutput, PartOf, TrainOptions};
 
@@ -253,7 +256,7 @@ impl TdtModel {
             .map(|tokenizer| Tokenizer::from_bytes(tokenizer.bytes()));
         let mut builder = ParameterBuilder::from_tensors(dtype, device, tensors).store_matrices_as(matrices);
         if let Some((lora, seed)) = lora {
-            builder = builder.with_lora(Targets::new(lora.clone())?, seed);
+            builder = builder.with_lora(Targets::new(lora.clone(), huggingface_module)?, seed);
         }
         let mut model = Self::build(self.config.clone(), tokenizer.transpose()?, builder)?;
         model.lora = lora.map(|(lora, _)| lora.clone());

@@ -7,8 +7,8 @@ use super::TdtModel;
 use crate::Result;
 use crate::decoding::{DecodingSettings, Hypothesis, TokenObserver};
 use crate::encoder::stream::EncoderStream;
-use crate::features::{LogMelStream, Moments};
 use crate::heads::SearchState;
+use flow_nn::features::{LogMelStream, Moments};
 
 impl TdtModel {
     /// Begins a signal of which log-mel features are made, not normalised.
@@ -109,7 +109,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::layers::golden;
+    use crate::testing::golden;
 
     #[test]
     fn parts_have_the_tokens_of_the_whole() {

@@ -4,11 +4,11 @@ use flow_kernels::joint::Cell;
 use flow_kernels::testing::values;
 
 use super::*;
-use crate::checkpoint::{read_packed, read_safetensors};
 use crate::config::{EncoderConfig, Reduction};
 use crate::heads::transducer::Transducer;
-use crate::layers::golden;
-use crate::parameters::{Gradients, Mode};
+use crate::testing::golden;
+use flow_nn::parameters::{Gradients, Mode};
+use flow_nn::tensor_files::{read_packed, read_safetensors};
 
 fn model(dtype: DType) -> TdtModel {
     TdtModel::load(&golden::file("model.nemo"), dtype, &Device::Cpu).unwrap()

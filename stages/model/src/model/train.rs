@@ -9,8 +9,8 @@ use crate::config::AttentionContext;
 use crate::heads::{Head, HeadInput, HeadKind, HeadPass};
 use crate::loss::divisors_in;
 use crate::parameter_groups::{ParameterGroup, PassObserver};
-use crate::parameters::{BufferUpdates, Gradients, Mode, Parameters};
 use crate::{Error, Result, encoder};
+use flow_nn::parameters::{BufferUpdates, Gradients, Mode, Parameters};
 
 /// Utterances that share one forward and one backward pass.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::*;
-use crate::checkpoint::read_packed;
+use flow_nn::tensor_files::read_packed;
 
 /// A file of the golden tokenizer data.
 pub(super) fn file(name: &str) -> PathBuf {

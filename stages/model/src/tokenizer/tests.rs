@@ -1,5 +1,5 @@
 use super::*;
-use crate::layers::golden;
+use crate::testing::golden;
 use proptest::prelude::*;
 
 fn tokenizer() -> Tokenizer {

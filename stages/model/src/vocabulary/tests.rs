@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use flow_kernels::testing::values;
 
 use super::*;
-use crate::layers::golden;
 use crate::model::TdtModel;
+use crate::testing::golden;
 
 fn opened() -> OpenModel {
     OpenModel::open(&golden::file("model.nemo")).unwrap()

@@ -687,7 +687,7 @@ fn the_engine_transcribes_live() {
 fn a_cache_aware_model_hears_what_is_spoken() {
     let path = root().join("tests/data/golden/streaming/model.nemo");
     let place = std::env::current_exe().unwrap().with_file_name("golden-socket");
-    let path = flow_model::testing::unpacked_copy(&path, &place).unwrap();
+    let path = flow_nn::testing::unpacked_copy(&path, &place).unwrap();
     let audio = root().join("tests/data/golden/streaming/audio/eval0_en-gb.wav");
     let speech = flow_audio::samples::samples(&audio, 100.0).unwrap().unwrap();
     let recognizer = Recognizer::load(&path, DType::F32, &Device::Cpu).unwrap();

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use flow_kernels::threads::pool;
-use flow_model::checkpoint::read_packed;
+use flow_nn::tensor_files::read_packed;
 use flow_speakers::campplus::CamPlusPlus;
 use flow_speakers::diarizer::{DiarizationSettings, Diarizer};
 use flow_speakers::fbank::BANDS;

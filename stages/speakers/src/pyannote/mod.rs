@@ -10,7 +10,7 @@ pub(crate) mod written;
 use std::path::Path;
 
 use flow_hub::{Hub, Progress};
-use flow_model::checkpoint::read_npz;
+use flow_nn::tensor_files::read_npz;
 
 use config::PipelineClustering;
 use files::{PipelineFiles, PldaFiles};

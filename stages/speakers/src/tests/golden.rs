@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use flow_model::checkpoint::read_packed;
+use flow_nn::tensor_files::read_packed;
 use safetensors::{Dtype, SafeTensors};
 
 /// A file of the golden data: of the folder `FLOW_TEST_GOLDEN_SPEAKERS`, or the bundled one.

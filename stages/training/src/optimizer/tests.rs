@@ -155,7 +155,7 @@ fn golden(name: &str) -> std::path::PathBuf {
 /// way of some 8e-3. All others agree within 1e-7. With moments in 32 bits the same parameters are up to 4.8e-3 away.
 #[test]
 fn eight_bits_equal_bitsandbytes() {
-    let bytes = flow_model::checkpoint::read_packed(&golden("adamw8bit.safetensors"), 4).expect("golden");
+    let bytes = flow_nn::tensor_files::read_packed(&golden("adamw8bit.safetensors"), 4).expect("golden");
     let all = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).expect("golden");
     let numbers = |name: &str| -> Vec<f32> { all[name].flatten_all().and_then(|t| t.to_vec1()).expect("numbers") };
     let codes = |name: &str| -> Vec<u8> { all[name].flatten_all().and_then(|t| t.to_vec1()).expect("codes") };

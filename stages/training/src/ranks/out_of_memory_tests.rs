@@ -7,10 +7,10 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::device::DeviceChoice;
 use flow_kernels::emulator::{self, with_allocations};
 use flow_model::config::Reduction;
-use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatch, MicroBatchOutput, TdtModel, TrainOptions};
-use flow_model::testing::unpacked_copy;
 use flow_model::{Gradients, ParameterGroup, Parameters};
+use flow_nn::layers::convolution::BatchNorm;
+use flow_nn::testing::unpacked_copy;
 
 use super::out_of_memory::{self, Remedies, join, train_in_parts};
 use super::{OutOfMemory, RankReport, Replica, StepPlan, local_group, parameter_owners};

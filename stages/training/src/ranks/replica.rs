@@ -6,10 +6,10 @@ use std::ops::Range;
 use candle_core::{DType, Tensor};
 use flow_kernels::batch_norm::MOMENTUM;
 use flow_kernels::device::{set_tf32, with_released_memory};
-use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::{MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::parameter_groups::{PassObserver, StatisticsPass, trainable_groups};
 use flow_model::{Gradients, ParameterGroup, ParameterId, Parameters};
+use flow_nn::layers::convolution::BatchNorm;
 
 use super::out_of_memory::{self, OutOfMemory, Remedies, train_in_parts};
 use super::update::{ParameterUpdates, StepUpdate, Updater};

@@ -7,7 +7,7 @@ use flow_kernels::subsample::halved;
 use flow_model::ModelConfig;
 use flow_model::config::TransducerConfig;
 use flow_model::joint::cells_computed_again;
-use flow_model::layers::attention::attention_blocks;
+use flow_nn::layers::attention::attention_blocks;
 
 use super::work::{Matrix, WIDE, Work};
 use crate::memory::BatchShape;

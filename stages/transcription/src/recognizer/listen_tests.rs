@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
-use flow_model::testing::unpacked_copy;
+use flow_nn::testing::unpacked_copy;
 
 use super::*;
 use crate::test_data::{bundled_model, root};

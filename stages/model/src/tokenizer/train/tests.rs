@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
-use crate::checkpoint::read_packed;
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::golden_tests::{bundled, file};
+use flow_nn::tensor_files::read_packed;
 
 /// What SentencePiece learned from the texts of the mini corpus.
 #[derive(Deserialize)]

@@ -10,7 +10,7 @@ use super::*;
 pub fn streaming_model() -> PathBuf {
     let path = root().join("tests/data/golden/streaming/model.nemo");
     let place = std::env::current_exe().unwrap().with_file_name("golden-spoken");
-    flow_model::testing::unpacked_copy(&path, &place).unwrap()
+    flow_nn::testing::unpacked_copy(&path, &place).unwrap()
 }
 
 fn speech(name: &str) -> Vec<f32> {

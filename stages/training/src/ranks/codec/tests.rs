@@ -1,9 +1,9 @@
 use candle_core::{DType, Device, Tensor};
 use flow_kind::processes::Payload;
 use flow_model::ParameterGroup;
-use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
 use flow_model::parameter_groups::StatisticsPass;
+use flow_nn::layers::convolution::BatchNorm;
 
 use super::format::DTYPES;
 use super::{Message, MessageReader};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use flow_kernels::device::DeviceChoice;
 use flow_model::ParameterGroup;
-use flow_model::layers::convolution::BatchNorm;
 use flow_model::model::MicroBatch;
 use flow_model::parameter_groups::StatisticsPass;
+use flow_nn::layers::convolution::BatchNorm;
 
 use super::{Message, MessageReader, malformed_message};
 use crate::error::TrainingError;

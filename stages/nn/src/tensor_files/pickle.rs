@@ -28,7 +28,7 @@ enum Node<'a> {
 
 /// Where a tensor of a state dictionary lies.
 #[derive(Debug, PartialEq)]
-pub(super) struct StoredTensor<'a> {
+pub struct StoredTensor<'a> {
     /// PyTorch's storage class, such as `FloatStorage`.
     pub storage: &'a str,
     /// Name of the storage, the last part of the member `<root>/data/<key>`.
@@ -40,7 +40,7 @@ pub(super) struct StoredTensor<'a> {
 }
 
 /// A pickle that was read.
-pub(super) struct Pickle<'a> {
+pub struct Pickle<'a> {
     bytes: &'a [u8],
     nodes: Vec<Node<'a>>,
     stack: Vec<NodeId>,

@@ -13,7 +13,7 @@ use super::{MAX_SMALL_FILE, broken};
 use crate::{Error, Result};
 
 /// Opens a checkpoint that begins at byte `start` of `file`, and passes its tensors and the pickle to `read`.
-pub(super) fn open_torch<T>(
+pub fn open_torch<T>(
     file: &Arc<OpenFile>,
     start: u64,
     length: u64,
@@ -102,7 +102,7 @@ fn storage_dtype(storage: &str) -> std::result::Result<DType, String> {
 }
 
 /// A checkpoint file to be written; its size is known before its contents.
-pub(super) struct TorchFile<'a> {
+pub struct TorchFile<'a> {
     entries: Vec<(&'a TensorEntry, String, DType)>,
     pickle: Vec<u8>,
     layout: ZipLayout,

@@ -19,7 +19,7 @@ pub struct LogMelStream {
 }
 
 impl LogMelStream {
-    pub(crate) fn new(front_end: &LogMel) -> Self {
+    pub fn new(front_end: &LogMel) -> Self {
         LogMelStream {
             front_end: front_end.clone(),
             spectrum: Spectrum::new(front_end),
@@ -94,7 +94,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    pub(crate) fn new(bands: usize) -> Self {
+    pub fn new(bands: usize) -> Self {
         Moments {
             frames: 0,
             sums: vec![0.0; bands],
@@ -180,17 +180,13 @@ impl Normalisation {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
 
     use super::*;
-    use crate::layers::golden;
-    use crate::parameters::ParameterBuilder;
+    use crate::testing::golden;
 
     #[test]
     fn blocks_of_any_size_give_the_bits_of_the_whole() {
-        let (config, weights) = golden::model();
-        let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, weights);
-        let front_end = LogMel::new(&config.preprocessor, &mut builder).unwrap();
+        let front_end = super::super::tests::front_end();
         let wave = golden::wave("eval", 0);
         for samples in [
             &wave[..],

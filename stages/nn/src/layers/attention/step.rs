@@ -17,7 +17,6 @@ pub struct AttentionCache(Option<[Tensor; 2]>);
 
 impl AttentionCache {
     /// Keys, (H, rows, k).
-    #[cfg(test)]
     pub fn keys(&self) -> Option<&Tensor> {
         self.0.as_ref().map(|[keys, _]| keys)
     }

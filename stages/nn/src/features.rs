@@ -337,20 +337,19 @@ fn mel_filter_bank(config: &PreprocessorConfig) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::golden;
+    use crate::testing::golden;
 
-    pub(super) fn front_end() -> LogMel {
-        let (config, weights) = golden::model();
-        let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, weights);
-        LogMel::new(&config.preprocessor, &mut builder).unwrap()
+    pub fn front_end() -> LogMel {
+        let mut builder = ParameterBuilder::from_tensors(DType::F32, Device::Cpu, golden::weights());
+        LogMel::new(&golden::preprocessor(), &mut builder).unwrap()
     }
 
-    pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
+    pub fn values(tensor: &Tensor) -> Vec<f32> {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
     /// Largest difference over the valid frames of utterance `index`, and whether everything else is 0.
-    pub(super) fn compare(features: &Features, index: usize, expected: &Tensor) -> (f32, bool) {
+    pub fn compare(features: &Features, index: usize, expected: &Tensor) -> (f32, bool) {
         let (bands, stored) = expected.dims2().unwrap();
         let expected = values(expected);
         let mut worst = 0.0f32;
@@ -418,9 +417,8 @@ mod tests {
     #[test]
     fn computed_window_and_filter_bank_equal_the_stored_ones() {
         let golden = golden::tensors("mel.safetensors");
-        let (config, _) = golden::model();
         let stored = values(&golden["filterbank"]);
-        let worst = mel_filter_bank(&config.preprocessor)
+        let worst = mel_filter_bank(&golden::preprocessor())
             .iter()
             .zip(&stored)
             .map(|(a, b)| (a - b).abs())

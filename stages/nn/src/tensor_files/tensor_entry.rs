@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 /// An open file, with its name for messages.
 #[derive(Debug)]
-pub(super) struct OpenFile {
+pub struct OpenFile {
     pub path: PathBuf,
     pub file: File,
 }
@@ -40,7 +40,7 @@ enum Place {
 
 /// `base + scale * b a`.
 #[derive(Clone, Debug)]
-pub(super) struct LowRankSum {
+pub struct LowRankSum {
     /// (out, in, 1, ...)
     pub base: TensorEntry,
     /// (rank, in)
@@ -68,7 +68,7 @@ impl LowRankSum {
 }
 
 /// Whether all values are finite: zero times each is zero.
-pub(super) fn is_finite(tensor: &Tensor) -> Result<bool> {
+pub fn is_finite(tensor: &Tensor) -> Result<bool> {
     let zeros = (tensor * 0.0)?.sum_all()?.to_dtype(DType::F64)?;
     Ok(zeros.to_scalar::<f64>()? == 0.0)
 }
@@ -92,7 +92,7 @@ impl TensorEntry {
     }
 
     /// A tensor that is the sum of another, by whose name it goes, and a product of thin matrices.
-    pub(super) fn low_rank_sum(sum: LowRankSum) -> Self {
+    pub fn low_rank_sum(sum: LowRankSum) -> Self {
         TensorEntry {
             name: sum.base.name.clone(),
             dtype: sum_dtype(sum.base.dtype),
@@ -102,7 +102,7 @@ impl TensorEntry {
     }
 
     /// A tensor within a file. The caller has checked that the file is long enough.
-    pub(super) fn in_file(name: String, dtype: DType, shape: Vec<usize>, file: &Arc<OpenFile>, offset: u64) -> Self {
+    pub fn in_file(name: String, dtype: DType, shape: Vec<usize>, file: &Arc<OpenFile>, offset: u64) -> Self {
         TensorEntry {
             name,
             dtype,
@@ -155,7 +155,7 @@ impl TensorEntry {
 
     /// The bytes of the values in another type, little-endian and row-major. A finite value that the type cannot hold
     /// is an error.
-    pub(super) fn bytes_as(&self, dtype: DType) -> Result<Vec<u8>> {
+    pub fn bytes_as(&self, dtype: DType) -> Result<Vec<u8>> {
         if dtype == self.dtype && matches!(self.place, Place::File { .. }) {
             return self.stored();
         }
@@ -212,7 +212,7 @@ pub fn dtype_name(dtype: DType) -> &'static str {
 /// The type in which a tensor is written when `dtype` is requested. Integers stay integers; the front end's window and
 /// filter bank and the statistics of batch normalisation keep their type, since the features and the scale of every
 /// layer depend on them and they are small.
-pub(super) fn written_dtype(entry: &TensorEntry, asked: Option<DType>) -> DType {
+pub fn written_dtype(entry: &TensorEntry, asked: Option<DType>) -> DType {
     let is_float = matches!(entry.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     match asked {
         Some(dtype) if is_float && !entry.is_buffer() => dtype,

@@ -14,7 +14,7 @@ struct Stack {
 
 /// The stacks of some tensors by parameter, as long as these are the parts that they were.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stacks(Vec<Stack>);
+pub struct Stacks(Vec<Stack>);
 
 impl Stacks {
     /// Cuts a tensor into equal parts along its first dimension, one for each parameter. They share its storage.

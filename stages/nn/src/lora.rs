@@ -5,7 +5,6 @@ use candle_core::Tensor;
 use flow_kernels::elementwise::{add_in_place, scale_in_place};
 use flow_kernels::product::product;
 
-use crate::checkpoint::huggingface_module;
 use crate::parameters::{Gradients, Initialise, ParameterBuilder, ParameterId, Parameters};
 use crate::patterns::NamePattern;
 use crate::{Error, Result};
@@ -41,14 +40,16 @@ pub fn module_of(name: &str) -> Option<&str> {
 }
 
 /// The targets while modules are made.
-pub(crate) struct Targets {
+pub struct Targets {
     config: LoraConfig,
+    /// The name that a module has elsewhere; patterns may name it by this one too.
+    other_name: fn(&str) -> String,
     /// Whether each matched a module.
     patterns: Vec<(NamePattern, bool)>,
 }
 
 impl Targets {
-    pub fn new(config: LoraConfig) -> Result<Self> {
+    pub fn new(config: LoraConfig, other_name: fn(&str) -> String) -> Result<Self> {
         if config.rank == 0 || !config.alpha.is_finite() || config.alpha <= 0.0 {
             return Err(Error::Input("LoRA needs a rank and an alpha above 0".into()));
         }
@@ -61,12 +62,13 @@ impl Targets {
         Ok(Targets {
             patterns: patterns.collect::<Result<_>>()?,
             config,
+            other_name,
         })
     }
 
     /// Whether a module is among them.
     fn have(&mut self, module: &str) -> bool {
-        let other = huggingface_module(module);
+        let other = (self.other_name)(module);
         let mut any = false;
         for (pattern, matched) in &mut self.patterns {
             if pattern.matches(module) || pattern.matches(&other) {
@@ -100,11 +102,7 @@ pub struct LowRank {
 
 impl LowRank {
     /// Those of a module, if it is to have some. In a new model `B` is 0 and `A` uniform within `1 / sqrt(in)`, as PEFT begins.
-    pub(crate) fn of(
-        module: &str,
-        (input, output): (usize, usize),
-        builder: &mut ParameterBuilder,
-    ) -> Result<Option<Self>> {
+    pub fn of(module: &str, (input, output): (usize, usize), builder: &mut ParameterBuilder) -> Result<Option<Self>> {
         let Some(targets) = builder.lora_targets() else {
             return Ok(None);
         };
@@ -142,19 +140,19 @@ impl LowRank {
     }
 
     /// Adds `scale x A^T B^T` to the output of the layer, in place.
-    pub(crate) fn add_output(&self, parameters: &Parameters, x: &Tensor, y: &Tensor) -> Result<()> {
+    pub fn add_output(&self, parameters: &Parameters, x: &Tensor, y: &Tensor) -> Result<()> {
         let added = product(&self.inner(parameters, x)?, &parameters.get(self.b).t()?)?;
         Ok(add_in_place(y, &added)?)
     }
 
     /// Adds `scale dy B A` to the gradient of the input, in place.
-    pub(crate) fn add_input_gradient(&self, parameters: &Parameters, dy: &Tensor, dx: &Tensor) -> Result<()> {
+    pub fn add_input_gradient(&self, parameters: &Parameters, dy: &Tensor, dx: &Tensor) -> Result<()> {
         let added = product(&self.d_inner(parameters, dy)?, parameters.get(self.a))?;
         Ok(add_in_place(dx, &added)?)
     }
 
     /// Adds the gradients of both matrices: `dB = scale dy^T (x A^T)` and `dA = scale (dy B)^T x`.
-    pub(crate) fn add_gradients(
+    pub fn add_gradients(
         &self,
         parameters: &Parameters,
         x: &Tensor,

@@ -51,17 +51,6 @@ struct SavedBody {
     feed_forward2: (norm::Saved, feed_forward::Saved),
     /// Dropout masks on the four residual branches, in order.
     masks: [Option<DropMask>; 4],
-    /// Outputs of the four branches, for tests against golden activations.
-    #[cfg(test)]
-    branches: Vec<Tensor>,
-}
-
-#[cfg(test)]
-impl Saved {
-    /// Outputs of the four branches.
-    pub fn branches(&self) -> &[Tensor] {
-        &self.body.branches
-    }
 }
 
 /// A layer's input, normalised.
@@ -148,25 +137,49 @@ impl ConformerLayer {
         mode: &mut Mode,
         norm: &mut BatchNormPass,
     ) -> Result<Body> {
+        self.observed_body(
+            parameters,
+            (x, normalised),
+            (positions, frames),
+            mode,
+            norm,
+            &mut |_| (),
+        )
+    }
+
+    /// [`ConformerLayer::body`]; `observe` is given the outputs of the four branches, (rows, d), in their order.
+    pub fn observed_body(
+        &self,
+        parameters: &Parameters,
+        (x, normalised): (&Tensor, Normalised),
+        (positions, frames): (&Tensor, &Frames),
+        mode: &mut Mode,
+        norm: &mut BatchNormPass,
+        observe: &mut dyn FnMut(&Tensor),
+    ) -> Result<Body> {
         // What the modules multiply with their weights comes in this type.
         let factors = self.factors(x);
         let (y1, s1) = self.feed_forward1.forward(parameters, &normalised.x, mode)?;
+        observe(&y1);
         let m1 = dropout::draw(self.dropout, mode);
 
         let (x, n, n2) = self
             .norm_self_att
             .forward_sum(parameters, factors, x, &y1, (HALF, m1))?;
         let (y2, s2) = self.self_attn.forward(parameters, &n, positions, frames, mode)?;
+        observe(&y2);
         let m2 = dropout::draw(self.dropout, mode);
 
         let (x, n, n3) = self.norm_conv.forward_sum(parameters, factors, &x, &y2, (1.0, m2))?;
         let (y3, s3) = self.conv.forward(parameters, &n, frames, mode, norm)?;
+        observe(&y3);
         let m3 = dropout::draw(self.dropout, mode);
 
         let (x, n, n4) = self
             .norm_feed_forward2
             .forward_sum(parameters, factors, &x, &y3, (1.0, m3))?;
         let (y4, s4) = self.feed_forward2.forward(parameters, &n, mode)?;
+        observe(&y4);
         let m4 = dropout::draw(self.dropout, mode);
         Ok(Body {
             x,
@@ -176,8 +189,6 @@ impl ConformerLayer {
                 conv: (n3, s3),
                 feed_forward2: (n4, s4),
                 masks: [m1, m2, m3, m4],
-                #[cfg(test)]
-                branches: vec![y1, y2, y3, y4.clone()],
             },
             y4,
         })

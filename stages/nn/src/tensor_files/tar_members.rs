@@ -19,7 +19,7 @@ const LONGEST_HEADER: u64 = 64 << 10;
 const MOST_ENTRIES: usize = 10_000;
 
 /// The regular files of a tar by name. `./` in front of a name is dropped; the last one of a name counts.
-pub(super) fn tar_members(file: &File) -> io::Result<BTreeMap<String, Member>> {
+pub fn tar_members(file: &File) -> io::Result<BTreeMap<String, Member>> {
     let length = file.metadata()?.len();
     let mut listed = BTreeMap::new();
     let mut at = 0;

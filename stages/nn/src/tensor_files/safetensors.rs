@@ -33,7 +33,7 @@ pub fn write_safetensors(path: &Path, tensors: &[(&str, &Tensor)]) -> Result<()>
 }
 
 /// The tensors of a safetensors file, sorted by name. Only the header is read.
-pub(super) fn open_safetensors(path: &Path) -> Result<Vec<TensorEntry>> {
+pub fn open_safetensors(path: &Path) -> Result<Vec<TensorEntry>> {
     let file = File::open(path).map_err(|error| broken(path, error))?;
     let length = file.metadata().map_err(|error| broken(path, error))?.len();
     let mut size = [0; 8];
@@ -83,7 +83,7 @@ pub(super) fn open_safetensors(path: &Path) -> Result<Vec<TensorEntry>> {
 
 /// The tensors of a folder: those of `<name>`, or of the files that `<name>.index.json` lists, as large models are
 /// split. Sorted by name.
-pub(super) fn open_tensor_files(folder: &Path, name: &str) -> Result<Vec<TensorEntry>> {
+pub fn open_tensor_files(folder: &Path, name: &str) -> Result<Vec<TensorEntry>> {
     let whole = folder.join(name);
     let index = folder.join(format!("{name}.index.json"));
     if whole.exists() || !index.exists() {
@@ -127,7 +127,7 @@ pub(super) fn open_tensor_files(folder: &Path, name: &str) -> Result<Vec<TensorE
 }
 
 /// Writes a safetensors file tensor by tensor: larger types first, then by name, as the format's own library does.
-pub(super) fn write_entries(
+pub fn write_entries(
     file: &mut File,
     path: &Path,
     entries: &[TensorEntry],

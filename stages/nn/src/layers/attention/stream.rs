@@ -31,7 +31,6 @@ pub struct AttentionStream {
     values: HeldRows,
 }
 
-#[cfg(test)]
 impl AttentionStream {
     /// Rows that are held.
     pub fn held(&self) -> usize {

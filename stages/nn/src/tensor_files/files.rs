@@ -8,12 +8,12 @@ use super::{MAX_CONFIG, MAX_SMALL_FILE, broken};
 use crate::Result;
 
 /// Reads a tokenizer file or an index.
-pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
+pub fn read_small(path: &Path) -> Result<Vec<u8>> {
     read_at_most(path, MAX_SMALL_FILE)
 }
 
 /// Reads a configuration in YAML.
-pub(super) fn read_config(path: &Path) -> Result<String> {
+pub fn read_config(path: &Path) -> Result<String> {
     String::from_utf8(read_at_most(path, MAX_CONFIG)?).map_err(|_| broken(path, "is no UTF-8"))
 }
 
@@ -98,7 +98,7 @@ fn remove_left_folders(parent: &Path) {
 }
 
 /// Writes a file under a temporary name, flushes and renames it.
-pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+pub fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let created = create_temporary(path);
     let (temporary, mut file) = created.map_err(|error| broken(path, error))?;
     let written = write(&mut file)
@@ -113,7 +113,7 @@ pub(super) fn write_renamed(path: &Path, write: impl FnOnce(&mut File) -> Result
 
 /// Fills a new folder under a temporary name and renames it; an existing folder is replaced if `replaces` allows it. Removes the
 /// folders that processes left beside it whose temporary files the runtime has removed.
-pub(super) fn write_folder(
+pub fn write_folder(
     folder: &Path,
     replace: bool,
     is_ours: impl Fn(&str) -> bool,

@@ -32,7 +32,6 @@ pub struct LayerStream {
     given: usize,
 }
 
-#[cfg(test)]
 impl LayerStream {
     /// Rows that are held.
     pub fn held(&self) -> usize {
@@ -115,7 +114,7 @@ impl ConformerLayer {
     }
 
     /// The residual before attention, and this normalised.
-    pub(super) fn before_attention(&self, parameters: &Parameters, x: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn before_attention(&self, parameters: &Parameters, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let n = self.norm_feed_forward1.forward(parameters, x)?.0;
         let y = self.feed_forward1.forward(parameters, &n, &mut Mode::Evaluate)?.0;
         let x = residual(x, &y, HALF, None)?;
@@ -124,7 +123,7 @@ impl ConformerLayer {
     }
 
     /// The layer's output, from the residual behind the convolution.
-    pub(super) fn after_convolution(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
+    pub fn after_convolution(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
         let n = self.norm_feed_forward2.forward(parameters, x)?.0;
         let y = self.feed_forward2.forward(parameters, &n, &mut Mode::Evaluate)?.0;
         let x = residual(x, &y, HALF, None)?;

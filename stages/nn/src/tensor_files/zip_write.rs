@@ -12,7 +12,7 @@ const LOCAL_HEADER: u64 = 30;
 const LIMIT: u64 = 0xffff_ffff;
 
 /// A member to be written.
-pub(super) struct NewMember {
+pub struct NewMember {
     pub name: String,
     pub length: u64,
 }
@@ -27,7 +27,7 @@ struct Placed {
 }
 
 /// The places of all members of a zip file.
-pub(super) struct ZipLayout {
+pub struct ZipLayout {
     members: Vec<Placed>,
     directory: u64,
     limit: u64,

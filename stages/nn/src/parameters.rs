@@ -10,10 +10,10 @@ use flow_kernels::product::low_precision::LowPrecisionRhs;
 use flow_kernels::{Noise, is_gpu};
 
 use crate::Precision;
-use crate::checkpoint::TensorEntry;
 use crate::error::{Error, Result};
 use crate::lora::Targets;
 use crate::stacks::Stacks;
+use crate::tensor_files::TensorEntry;
 
 /// Index of a parameter in its [`Parameters`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
@@ -97,7 +97,7 @@ impl Parameters {
     }
 
     /// An error where matrices are kept in low precision: what is asked for needs their numbers.
-    pub(crate) fn check_f32(&self, what: &str) -> Result<()> {
+    pub fn check_f32(&self, what: &str) -> Result<()> {
         match self.precision {
             Precision::F32 => Ok(()),
             low => Err(Error::Input(format!(
@@ -283,7 +283,7 @@ impl Gradients {
     }
 
     /// Adds gradients that are parts of one tensor and share its storage.
-    pub(crate) fn add_parts(&mut self, ids: &[ParameterId], whole: Tensor, parts: Vec<Tensor>) -> Result<()> {
+    pub fn add_parts(&mut self, ids: &[ParameterId], whole: Tensor, parts: Vec<Tensor>) -> Result<()> {
         let alone = ids
             .iter()
             .all(|id| self.gradients[id.0].is_none() && !self.frozen[id.0]);
@@ -468,14 +468,14 @@ impl ParameterBuilder {
     }
 
     /// Gives linear layers that are targets the thin matrices of LoRA: loaded ones, else new ones from `seed`.
-    pub(crate) fn with_lora(mut self, targets: Targets, seed: u64) -> Self {
+    pub fn with_lora(mut self, targets: Targets, seed: u64) -> Self {
         self.lora = Some(targets);
         self.added = Noise::new(seed);
         self
     }
 
     /// What LoRA is for, if anything.
-    pub(crate) fn lora_targets(&mut self) -> Option<&mut Targets> {
+    pub fn lora_targets(&mut self) -> Option<&mut Targets> {
         self.lora.as_mut()
     }
 
@@ -516,7 +516,7 @@ impl ParameterBuilder {
     }
 
     /// Declares a trainable parameter that is newly made where it is not among the loaded tensors.
-    pub(crate) fn added(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
+    pub fn added(&mut self, name: &str, shape: &[usize], initialise: Initialise) -> Result<ParameterId> {
         if self.loaded_has(name) != Some(false) {
             return self.parameter(name, shape, initialise);
         }

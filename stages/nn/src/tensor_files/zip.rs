@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use flate2::read::DeflateDecoder;
 
 /// Part of an open file: a whole file, or a member of an uncompressed archive.
-pub(super) struct Region<'a> {
+pub struct Region<'a> {
     pub file: &'a File,
     pub start: u64,
     pub length: u64,
@@ -35,7 +35,7 @@ impl Region<'_> {
 
 /// Offset and length in bytes of a member's contents, within the region of the zip file.
 #[derive(Clone, Copy)]
-pub(super) struct Member {
+pub struct Member {
     pub offset: u64,
     pub length: u64,
 }
@@ -65,7 +65,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Lists the members of a zip file by name, all of which must be stored.
-pub(super) fn members(region: &Region) -> Result<BTreeMap<String, Member>, String> {
+pub fn members(region: &Region) -> Result<BTreeMap<String, Member>, String> {
     let members = packed_members(region)?;
     let stored = |(name, member): (String, PackedMember)| match member.deflated {
         None => Ok((name, member.member)),
@@ -78,7 +78,7 @@ pub(super) fn members(region: &Region) -> Result<BTreeMap<String, Member>, Strin
 
 /// A member that may be compressed.
 #[derive(Clone, Copy)]
-pub(super) struct PackedMember {
+pub struct PackedMember {
     /// Its length is that of what it holds.
     member: Member,
     /// The length that it takes in the file, if it is compressed (DEFLATE).
@@ -112,7 +112,7 @@ impl PackedMember {
 }
 
 /// Lists the members of a zip file by name.
-pub(super) fn packed_members(region: &Region) -> Result<BTreeMap<String, PackedMember>, String> {
+pub fn packed_members(region: &Region) -> Result<BTreeMap<String, PackedMember>, String> {
     let directory = read_directory(region)?;
     let mut members = BTreeMap::new();
     let mut rest = &directory[..];

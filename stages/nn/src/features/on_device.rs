@@ -78,7 +78,7 @@ mod tests {
     use crate::config::TimeWidth;
     use crate::features::tests::{compare, front_end, values};
     use crate::features::{Features, LogMel};
-    use crate::layers::golden;
+    use crate::testing::golden;
 
     /// Features that were computed on a device.
     fn on_device(
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn transforms_that_no_kernel_takes_are_computed_on_the_cpu() {
-        let mut config = golden::model().0.preprocessor;
+        let mut config = golden::preprocessor();
         (config.n_fft, config.features) = (400, 64);
         let mut builder = crate::parameters::ParameterBuilder::random(DType::F32, Device::Cpu, 1);
         let front_end = LogMel::new(&config, &mut builder).unwrap();

@@ -101,7 +101,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::layers::golden;
+    use crate::testing::golden;
 
     fn draws(case: &Value, key: &str) -> Vec<Vec<f32>> {
         serde_json::from_value(case["draws"][key].clone()).unwrap()

@@ -19,7 +19,7 @@ type Fused<'a> = (&'a Projections, &'a Tensor, &'a [Option<DropMask>]);
 
 impl Attention {
     /// [`Attention::forward`] by one kernel, on a device.
-    pub(super) fn forward_fused(
+    pub fn forward_fused(
         &self,
         parameters: &Parameters,
         x: &Tensor,
@@ -107,7 +107,7 @@ impl Attention {
     }
 
     /// The way back, given the gradient of the context.
-    pub(super) fn backward_fused(
+    pub fn backward_fused(
         &self,
         parameters: &Parameters,
         (saved, (projections, logs, masks)): (&Saved, Fused),

@@ -36,7 +36,6 @@ impl HeldRows {
     }
 
     /// How many rows are in memory.
-    #[cfg(test)]
     pub fn held(&self) -> usize {
         self.end - self.first
     }

@@ -1,0 +1,160 @@
+//! Sizes and settings of the front end, the encoder's layers and SpecAugment.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The log-mel front end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PreprocessorConfig {
+    /// Samples per second.
+    pub sample_rate: usize,
+    /// Length of the analysis window in seconds.
+    pub window_size: f64,
+    /// Hop between frames in seconds.
+    pub window_stride: f64,
+    /// Number of mel bands.
+    pub features: usize,
+    /// FFT length in samples.
+    pub n_fft: usize,
+    /// Standard deviation of the noise added to the signal in training.
+    pub dither: f64,
+    /// Pre-emphasis coefficient; 0 for none.
+    pub preemphasis: f64,
+    /// Lowest frequency of the filter bank in Hz.
+    pub low_frequency: f64,
+    /// Highest frequency of the filter bank in Hz.
+    pub high_frequency: f64,
+    /// Whether each band of an utterance is brought to mean 0 and deviation 1 (`per_feature`); otherwise features are as they are
+    /// (`NA`).
+    #[serde(default = "yes")]
+    pub normalized: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// How far a frame looks in self-attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttentionContext {
+    Full,
+    /// At most this many frames to either side.
+    Band(usize),
+    /// Within chunks and some frames before them.
+    Chunks(ChunkContext),
+}
+
+/// The context of a cache-aware encoder (NeMo's `chunked_limited`): frames are in chunks of `right + 1`, and a frame sees its own
+/// chunk and `left` frames before it, a multiple of the chunk. So a chunk can be encoded once it is there, `right` frames after
+/// its first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkContext {
+    pub left: usize,
+    pub right: usize,
+}
+
+impl ChunkContext {
+    /// Frames of a chunk.
+    pub fn size(self) -> usize {
+        self.right + 1
+    }
+}
+
+impl fmt::Display for ChunkContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}]", self.left, self.right)
+    }
+}
+
+/// What of an encoder looks back alone, and the contexts that it was trained with. By default nothing does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CausalConfig {
+    /// The convolutions of the sub-sampling, which then pad two rows before and one behind, over time and over bands.
+    pub subsampling: bool,
+    /// The depthwise convolutions of the layers.
+    pub convolution: bool,
+    /// Layer normalisation in the place of batch normalisation behind the depthwise convolutions.
+    pub layer_norm: bool,
+    /// Contexts of self-attention of which training draws one for each micro-batch; the first one is the default.
+    pub contexts: Vec<ChunkContext>,
+    /// The probabilities of the contexts; empty where all are equally likely.
+    pub probabilities: Vec<f64>,
+}
+
+/// The FastConformer encoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EncoderConfig {
+    /// Mel bands.
+    pub feat_in: usize,
+    pub n_layers: usize,
+    pub d_model: usize,
+    /// Whether the linear and convolution layers of the Conformer layers have biases.
+    pub use_bias: bool,
+    pub subsampling_conv_channels: usize,
+    pub ff_expansion_factor: usize,
+    pub n_heads: usize,
+    pub attention_context: AttentionContext,
+    /// Multiply by sqrt(d_model) after sub-sampling.
+    pub xscaling: bool,
+    /// Width of the depthwise convolution in frames; odd.
+    pub conv_kernel_size: usize,
+    #[serde(default)]
+    pub causal: CausalConfig,
+    pub dropout: f64,
+    pub dropout_pre_encoder: f64,
+    /// Dropout on the positional table.
+    pub dropout_emb: f64,
+    /// Dropout on the attention weights.
+    pub dropout_att: f64,
+}
+
+impl EncoderConfig {
+    /// Log-mel frames per encoder frame.
+    pub const SUBSAMPLING: usize = 8;
+
+    /// The size of an axis, of frames or of bands, after sub-sampling: three times half, rounded up; where it is causal, three
+    /// times half, rounded down, plus one.
+    pub fn subsampled(&self, size: usize) -> usize {
+        let rest = usize::from(self.causal.subsampling);
+        (0..3).fold(size, |size, _| size.saturating_add(rest).div_ceil(2))
+    }
+
+    /// An error unless this is one of the contexts that the encoder was trained with.
+    pub fn check_context(&self, context: ChunkContext) -> Result<()> {
+        if self.causal.contexts.contains(&context) {
+            return Ok(());
+        }
+        let known: Vec<String> = self.causal.contexts.iter().map(ToString::to_string).collect();
+        Err(Error::Input(format!(
+            "the context {context} is none of the model's: {}",
+            known.join(", ")
+        )))
+    }
+
+    /// Whether a recording can be encoded chunk by chunk, each frame once.
+    pub fn is_cache_aware(&self) -> bool {
+        self.causal.subsampling && self.causal.convolution && !self.causal.contexts.is_empty()
+    }
+}
+
+/// Widest time mask.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum TimeWidth {
+    /// In frames (an integer in the configuration).
+    Frames(usize),
+    /// As a share of the utterance (a float in the configuration).
+    Share(f64),
+}
+
+/// SpecAugment; no masks if the configuration has no such section.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpecAugmentConfig {
+    pub freq_masks: usize,
+    pub time_masks: usize,
+    /// Widest frequency mask in mel bands; the width itself is never reached.
+    pub freq_width: usize,
+    pub time_width: TimeWidth,
+}
