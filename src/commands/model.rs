@@ -113,6 +113,15 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
         let text = format!("{} prompts: {}", prompt.prompts, languages.join(", "));
         row("language prompt", text, in_config);
     }
+    for adapter in &config.adapters {
+        let norm = match adapter.norm_position {
+            NormPosition::Pre => "first",
+            NormPosition::Post => "last",
+        };
+        let state = if adapter.enabled { "" } else { ", not enabled" };
+        let text = format!("{} of width {}, norm {norm}{state}", adapter.name, adapter.dim);
+        row("linear adapter", text, in_config);
+    }
     row("heads", config.heads().to_string(), in_config);
     let of_loss = if model.format == Format::HuggingFace {
         "stock values"

@@ -17,6 +17,7 @@ use crate::features::LogMel;
 use crate::heads::{self, Head};
 use crate::layers::convolution::BatchNorm;
 use crate::lora::{self, LoraConfig, Targets};
+use crate::parameter_groups::ParameterGroup;
 use crate::parameters::{Parameter, ParameterBuilder, Parameters};
 use crate::prompt::PromptKernel;
 use crate::tokenizer::Tokenizer;
@@ -148,16 +149,33 @@ impl TdtModel {
         }
         let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
         let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
+        let encoder = encoder.with_adapters(&config.adapters, "encoder", &mut builder)?;
         let prompt_kernel = PromptKernel::of_model(&config, &mut builder)?;
         let heads = heads::of_model(&config, &mut builder)?;
         if let Some(targets) = builder.lora_targets() {
             targets.check()?;
         }
-        let (parameters, unused) = builder.finish();
-        if let Some(name) = unused.iter().find(|name| name.contains(".adapter_layer.")) {
+        let (mut parameters, unused) = builder.finish();
+        // A model may have been opened with fewer layers than it has.
+        let of_layers = |name: &str| match ParameterGroup::from_name(name) {
+            Ok(ParameterGroup::Layer(number)) => number < config.encoder.n_layers,
+            _ => true,
+        };
+        let of_adapter = |name: &&String| name.contains(".adapter_layer.") && of_layers(name);
+        if let Some(name) = unused.iter().find(of_adapter) {
             return Err(Error::Config(format!(
-                "tensor `{name}` is of an adapter of NeMo's, which is not supported: without it the model would be another"
+                "tensor `{name}` is of an adapter that `adapters` in the configuration does not describe: without it the model \
+                 would be another"
             )));
+        }
+        for adapter in config.adapters.iter().filter(|adapter| !adapter.enabled) {
+            let part = format!(".adapter_layer.{}.", adapter.name);
+            let ids = parameters
+                .iter()
+                .filter(|(_, parameter)| parameter.name.contains(&part));
+            for id in ids.map(|(id, _)| id).collect::<Vec<_>>() {
+                parameters.set_trainable(id, false);
+            }
         }
         Ok(TdtModel {
             prompt: config.prompt.as_ref().and_then(PromptConfig::default_prompt),
@@ -364,6 +382,8 @@ impl TdtModel {
     }
 }
 
+#[cfg(test)]
+mod adapter_tests;
 #[cfg(test)]
 mod emulated_tests;
 #[cfg(test)]
