@@ -6,7 +6,7 @@ use std::path::Path;
 use flow_inspect::table;
 use flow_model::checkpoint::diff::{ModelDiff, diff};
 use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
-use flow_model::config::{AttentionContext, CausalConfig};
+use flow_model::config::{AttentionContext, CausalConfig, NormPosition};
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
 use flow_store::remove_left;
