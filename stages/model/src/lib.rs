@@ -32,6 +32,7 @@ mod precision;
 pub mod prediction;
 pub mod prompt;
 pub mod selftest;
+mod shared_tensors;
 pub mod spec_augment;
 mod stacks;
 pub mod testing;

@@ -36,7 +36,7 @@ pub use npz::read_npz;
 pub use open_model::{Format, OpenModel};
 pub use packed::{read_packed, unpack};
 pub use safetensors::{read_safetensors, write_safetensors};
-pub use tensor_entry::{TensorEntry, dtype_name};
+pub use tensor_entry::{TensorEntry, TensorSource, dtype_name};
 pub use tensor_file::open_tensors;
 
 /// The parts of a model on disk.

@@ -65,11 +65,14 @@ impl TdtModel {
     /// The same with the matrices of linear layers stored in another data type than `dtype`, which is computed in: for
     /// decoding in half the memory. Such a model is not for training.
     pub fn load_storing(path: &Path, dtype: DType, matrices: DType, device: &Device) -> Result<Self> {
-        Self::load_in(path, (dtype, matrices, Precision::F32), device)
+        Self::load_in(path, (dtype, matrices, Precision::F32), device, false)
     }
 
     /// A model for decoding in f32, with its matrices stored in a data type, or with products of its encoder's layers and its joint
     /// network in low precision, on the CPU; their weights are then kept in that precision alone.
+    ///
+    /// On the CPU such models share the tensors that they read from the same places of the same files: with adapters of one model
+    /// in memory, the model's tensors are there once, beside those that an adapter changes.
     ///
     /// # Errors
     /// If it cannot be read, or if low precision is asked for with matrices of another data type than f32 or on a device.
@@ -80,13 +83,13 @@ impl TdtModel {
                 precision.name()
             )));
         }
-        Self::load_in(path, (DType::F32, matrices, precision), device)
+        Self::load_in(path, (DType::F32, matrices, precision), device, true)
     }
 
-    fn load_in(path: &Path, numbers: (DType, DType, Precision), device: &Device) -> Result<Self> {
+    fn load_in(path: &Path, numbers: (DType, DType, Precision), device: &Device, shares: bool) -> Result<Self> {
         let opened = OpenModel::open(path)?;
         let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(|error| broken(path, error))?;
-        Self::from_entries(opened, config, numbers, device).map_err(|error| match error {
+        Self::from_shared_entries(opened, config, numbers, device, shares).map_err(|error| match error {
             Error::File { .. } | Error::Io { .. } => error,
             other => broken(path, other),
         })
@@ -114,12 +117,23 @@ impl TdtModel {
     pub(crate) fn from_entries(
         opened: OpenModel,
         config: ModelConfig,
+        numbers: (DType, DType, Precision),
+        device: &Device,
+    ) -> Result<Self> {
+        Self::from_shared_entries(opened, config, numbers, device, false)
+    }
+
+    fn from_shared_entries(
+        opened: OpenModel,
+        config: ModelConfig,
         (dtype, matrices, precision): (DType, DType, Precision),
         device: &Device,
+        shares: bool,
     ) -> Result<Self> {
         let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
         let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
         let builder = builder.store_matrices_as(matrices).compute_products_in(precision);
+        let builder = if shares { builder.share_tensors() } else { builder };
         Self::build(config, tokenizer, builder)
     }
 
