@@ -6,7 +6,7 @@ use std::path::Path;
 use flow_inspect::table;
 use flow_model::checkpoint::diff::{ModelDiff, diff};
 use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
-use flow_model::config::{AttentionContext, CausalConfig};
+use flow_model::config::{AttentionContext, CausalConfig, NormPosition};
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
 use flow_store::remove_left;
@@ -112,6 +112,15 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
         let languages: Vec<&str> = prompt.dictionary.iter().map(|(name, _)| name.as_str()).collect();
         let text = format!("{} prompts: {}", prompt.prompts, languages.join(", "));
         row("language prompt", text, in_config);
+    }
+    for adapter in &config.adapters {
+        let norm = match adapter.norm_position {
+            NormPosition::Pre => "first",
+            NormPosition::Post => "last",
+        };
+        let state = if adapter.enabled { "" } else { ", not enabled" };
+        let text = format!("{} of width {}, norm {norm}{state}", adapter.name, adapter.dim);
+        row("linear adapter", text, in_config);
     }
     row("heads", config.heads().to_string(), in_config);
     let of_loss = if model.format == Format::HuggingFace {

@@ -1,5 +1,6 @@
 //! Configuration of a model: the parts of NeMo's `model_config.yaml` that determine its architecture and results.
 
+mod adapters;
 mod ctc;
 pub mod huggingface;
 mod prompt;
@@ -17,7 +18,8 @@ use crate::heads::HeadKind;
 use crate::{Error, Result};
 
 pub use flow_nn::config::{
-    AttentionContext, CausalConfig, ChunkContext, EncoderConfig, PreprocessorConfig, SpecAugmentConfig, TimeWidth,
+    Activation, AdapterConfig, AttentionContext, CausalConfig, ChunkContext, EncoderConfig, NormPosition,
+    PreprocessorConfig, SpecAugmentConfig, TimeWidth,
 };
 
 /// Configuration of a model with a transducer (TDT or RNN-T), a CTC head, or both. Read from and written as NeMo's
@@ -35,6 +37,9 @@ pub struct ModelConfig {
     /// The language prompt, if the model has one.
     #[serde(default)]
     pub prompt: Option<PromptConfig>,
+    /// NeMo's adapters behind each layer of the encoder, in the order in which they are added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterConfig>,
     pub spec_augment: SpecAugmentConfig,
     pub tokenizer: TokenizerConfig,
     /// The pieces of the vocabulary in the order of their ids (NeMo's `labels`); may be empty.

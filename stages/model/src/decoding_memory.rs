@@ -5,12 +5,14 @@
 //! another and keep nothing, while the allocator counts. What the search needs behind the encoder is a few rows of the vocabulary's
 //! size.
 
+use std::collections::HashMap;
+
 use candle_core::{DType, Device};
 use flow_kernels::Noise;
 use flow_kernels::threads::install;
 
 use crate::allocation::Count;
-use crate::checkpoint::OpenModel;
+use crate::checkpoint::{OpenModel, TensorEntry, TensorSource};
 use crate::model::TdtModel;
 use crate::{Error, ModelConfig, Precision, Result, Weights};
 
@@ -23,22 +25,66 @@ const SHORTEST: f64 = 1.0;
 /// Bytes of the tensors of a model that is loaded with its matrices stored as `weights` and its products in `precision`: all are of 32
 /// bits, but for matrices, and those that low precision is for.
 pub fn weight_bytes(opened: &OpenModel, weights: Weights, precision: Precision) -> u64 {
+    let bytes = opened
+        .tensors
+        .iter()
+        .map(|tensor| tensor_bytes(tensor, weights, precision));
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// What [`weight_bytes`] is the sum of, for models that share tensors ([`TdtModel::load_for_decoding`]).
+#[derive(Clone, Debug, Default)]
+pub struct WeightParts {
+    own: u64,
+    of_files: HashMap<TensorSource, u64>,
+}
+
+impl WeightParts {
+    /// Those of a model.
+    pub fn of(opened: &OpenModel, weights: Weights, precision: Precision) -> Self {
+        let mut parts = Self::default();
+        for tensor in &opened.tensors {
+            let bytes = tensor_bytes(tensor, weights, precision);
+            let all = match tensor.source() {
+                Some(source) => parts.of_files.entry(source).or_default(),
+                None => &mut parts.own,
+            };
+            *all = all.saturating_add(bytes);
+        }
+        parts
+    }
+
+    /// Bytes of the model alone.
+    pub fn bytes(&self) -> u64 {
+        self.of_files.values().copied().fold(self.own, u64::saturating_add)
+    }
+
+    /// Bytes of several models together.
+    pub fn together<'a>(all: impl Iterator<Item = &'a WeightParts>) -> u64 {
+        let (mut own, mut of_files) = (0u64, HashMap::new());
+        for parts in all {
+            own = own.saturating_add(parts.own);
+            of_files.extend(parts.of_files.iter());
+        }
+        of_files.into_values().copied().fold(own, u64::saturating_add)
+    }
+}
+
+/// Bytes of a tensor of such a model.
+fn tensor_bytes(tensor: &TensorEntry, weights: Weights, precision: Precision) -> u64 {
     let matrix = if weights == Weights::F32 { 4 } else { 2 };
     let low = match precision {
         Precision::F32 => matrix,
         Precision::Bf16 => 2,
         Precision::Int8 => 1,
     };
-    let bytes = opened.tensors.iter().map(|tensor| {
-        let in_low = tensor.name.starts_with("encoder.layers.") || tensor.name.starts_with("joint.");
-        let each = match tensor.shape().len() {
-            0 | 1 => 4,
-            _ if in_low => low,
-            _ => matrix,
-        };
-        (tensor.elements() as u64).saturating_mul(each)
-    });
-    bytes.fold(0, u64::saturating_add)
+    let in_low = tensor.name.starts_with("encoder.layers.") || tensor.name.starts_with("joint.");
+    let each = match tensor.shape().len() {
+        0 | 1 => 4,
+        _ if in_low => low,
+        _ => matrix,
+    };
+    (tensor.elements() as u64).saturating_mul(each)
 }
 
 /// The most bytes that such a model needs at once, beside its weights, for a batch of `batch` seconds of audio, padding included, in

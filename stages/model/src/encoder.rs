@@ -10,7 +10,7 @@ use flow_kernels::elementwise::drop_scaled;
 use flow_kernels::noise::{DropMask, Noise};
 
 use crate::Precision;
-use crate::config::{CausalConfig, ChunkContext, EncoderConfig};
+use crate::config::{AdapterConfig, CausalConfig, ChunkContext, EncoderConfig};
 use crate::parameter_groups::{ParameterGroup, PassObserver, StatisticsPass};
 use crate::{Error, Result};
 use flow_nn::layers::attention::PositionTable;
@@ -78,6 +78,26 @@ impl Encoder {
         })
     }
 
+    /// The encoder with NeMo's adapters behind each of its layers, one after another.
+    pub fn with_adapters(
+        mut self,
+        adapters: &[AdapterConfig],
+        prefix: &str,
+        builder: &mut ParameterBuilder,
+    ) -> Result<Self> {
+        for (number, layer) in self.layers.iter_mut().enumerate() {
+            for adapter in adapters {
+                layer.add_adapter(
+                    &format!("{prefix}.layers.{number}"),
+                    self.config.d_model,
+                    adapter,
+                    builder,
+                )?;
+            }
+        }
+        Ok(self)
+    }
+
     /// Features (B, mels, T) with `lengths` valid frames -> encoded (B, T', d), valid frames per utterance, what the
     /// backward pass needs, and the new running statistics (in training). T' is T / 8, rounded up; rows past a length
     /// hold finite values without meaning.
@@ -129,13 +149,13 @@ impl Encoder {
             let body = layer.body(parameters, (&x, begun), positions, frames, &mut mode, &mut norm)?;
             let (y, whole) = match self.layers.get(number + 1) {
                 // Two norms in one pass.
-                Some(next) => {
+                Some(next) if !layer.has_adapters() => {
                     observer.before_forward(ParameterGroup::Layer(number + 1), parameters);
                     let (y, whole, begun) = layer.end_and_begin(parameters, body, next)?;
                     normalised = Some(begun);
                     (y, whole)
                 }
-                None => layer.end(parameters, body)?,
+                _ => layer.end(parameters, body)?,
             };
             saved.layers.push(if self.recompute {
                 let known = whole.batch_norm().filter(|_| self.batch_norm == BatchNorm::AllRanks);
@@ -303,6 +323,7 @@ impl Encoder {
                 Some(begun) => begun,
                 None => {
                     let mut sums = PendingSums::default();
+                    let d = layer.backward_adapters(parameters, &saved, &d, gradients, &mut sums)?;
                     (layer.backward_end(parameters, &saved, &d, &mut sums)?, sums)
                 }
             };
@@ -312,7 +333,7 @@ impl Encoder {
             let at_begin = layer.backward_body(parameters, &saved, &frames, given, to)?;
             match layers.last() {
                 // Two norms in one pass.
-                Some(LayerSaved::Whole(before)) => {
+                Some(LayerSaved::Whole(before)) if !self.layers[number - 1].has_adapters() => {
                     let mut sums_before = PendingSums::default();
                     let before = (&self.layers[number - 1], &**before, &mut sums_before);
                     let next = layer.backward_begin_and_end(parameters, &saved, &at_begin, &mut sums, before)?;

@@ -1,15 +1,16 @@
 //! The memory of the joint network and of decoding, as the allocator counts it.
 
 use std::alloc::System;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_model::allocation::{Count, Counted};
-use flow_model::checkpoint::OpenModel;
-use flow_model::decoding_memory::{batch_bytes, weight_bytes};
+use flow_model::checkpoint::{OpenModel, TensorEntry, write_adapter};
+use flow_model::decoding_memory::{WeightParts, batch_bytes, weight_bytes};
 use flow_model::joint::{Joint, JointSizes};
+use flow_model::lora::LoraConfig;
 use flow_model::loss::TdtLoss;
 use flow_model::model::TdtModel;
 use flow_model::{Gradients, Mode, ParameterBuilder, Precision, Weights};
@@ -106,4 +107,131 @@ fn the_memory_of_decoding_is_that_of_the_whole_model() {
             );
         }
     }
+}
+
+/// An adapter of two matrices of the first layer, in a folder of its own.
+fn adapter(folder: &Path, model: &OpenModel, module: &str, seed: u64) {
+    let shape = |name: &str| {
+        let mut tensors = model.tensors.iter();
+        tensors.find(|tensor| tensor.name == name).unwrap().shape().to_vec()
+    };
+    let mut noise = Noise::new(seed);
+    let mut matrix = |rows: usize, columns: usize| {
+        let values: Vec<f32> = (0..rows * columns).map(|_| 0.1 * noise.normal() as f32).collect();
+        Tensor::from_vec(values, (rows, columns), &Device::Cpu).unwrap()
+    };
+    let parts = (1..=2).flat_map(|number| {
+        let name = format!("encoder.layers.0.{module}.linear{number}");
+        let shape = shape(&format!("{name}.weight"));
+        [
+            (format!("{name}.lora_A.weight"), matrix(4, shape[1])),
+            (format!("{name}.lora_B.weight"), matrix(shape[0], 4)),
+        ]
+    });
+    let parts: Vec<(String, Tensor)> = parts.collect();
+    let lora = LoraConfig {
+        rank: 4,
+        alpha: 8.0,
+        targets: vec!["linear[12]".into()],
+        base: "base".into(),
+    };
+    write_adapter(
+        folder,
+        &lora,
+        parts.iter().map(|(name, matrix)| (name.as_str(), matrix, 2)),
+    )
+    .unwrap();
+}
+
+/// A model and its adapters need the memory of the model and of what the adapters change, compute what they compute alone, and
+/// remain when the model goes.
+#[test]
+fn adapters_share_the_tensors_of_their_model() {
+    let _alone = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = tempfile::tempdir().unwrap();
+    let base = place.path().join("base.nemo");
+    let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/small.nemo");
+    std::fs::copy(small, &base).unwrap();
+    let opened = OpenModel::open(&base).unwrap();
+    let with = |name: &str| PathBuf::from(format!("{}+{}", base.display(), place.path().join(name).display()));
+    adapter(&place.path().join("a"), &opened, "feed_forward1", 1);
+    adapter(&place.path().join("b"), &opened, "feed_forward2", 2);
+    let mut noise = Noise::new(3);
+    let signal: Vec<f32> = (0..32_000).map(|_| 0.1 * noise.normal() as f32).collect();
+    let frames = |model: &TdtModel| -> Vec<f32> {
+        let (frames, _) = model.encode(&[&signal[..]]).unwrap();
+        frames.flatten_all().unwrap().to_vec1().unwrap()
+    };
+    let paths = [base.clone(), with("a"), with("b")];
+    for (weights, precision) in [
+        (Weights::F32, Precision::F32),
+        (Weights::Bf16, Precision::F32),
+        (Weights::F32, Precision::Int8),
+    ] {
+        let load = |path: &Path| TdtModel::load_for_decoding(path, weights.into(), precision, &Device::Cpu).unwrap();
+        let counted = || Count::begin().expect("nobody else counts");
+        // Buffers of threads that multiply, once.
+        drop(load(&paths[1]));
+        let mut held = Vec::new();
+        let mut models = Vec::new();
+        for path in &paths {
+            let count = counted();
+            models.push(load(path));
+            held.push(count.held());
+        }
+        let parts: Vec<WeightParts> = (paths.iter())
+            .map(|path| WeightParts::of(&OpenModel::open(path).unwrap(), weights, precision))
+            .collect();
+        let whole = parts[0].bytes() as i64;
+        assert_eq!(whole as u64, weight_bytes(&opened, weights, precision));
+        for (number, more) in held.iter().enumerate().skip(1) {
+            let changed = WeightParts::together([&parts[0], &parts[number]].into_iter()) as i64 - whole;
+            assert!(0 < changed && changed < whole / 5, "{changed} of {whole}");
+            // Of what the model needs, an adapter needs all but the tensors that it does not change.
+            let less = held[0] - more;
+            assert!(
+                less >= whole - changed - whole / 50,
+                "{weights:?}: {less} less, {changed} of {whole} changed"
+            );
+        }
+        let together: Vec<Vec<f32>> = models.iter().map(frames).collect();
+        assert!(together[0] != together[1] && together[1] != together[2]);
+        // Gone with the last model that has them.
+        let last = models.pop().unwrap();
+        drop(models);
+        assert_eq!(frames(&last), together[2]);
+        drop(last);
+        for (path, expected) in paths.iter().zip(&together) {
+            let count = counted();
+            let alone = load(path);
+            assert!(count.held() as i64 >= whole, "tensors were left");
+            drop(count);
+            assert_eq!(frames(&alone), *expected);
+        }
+        if (weights, precision) == (Weights::F32, Precision::F32) {
+            let merged = TdtModel::load(&paths[1], DType::F32, &Device::Cpu).unwrap();
+            assert_eq!(frames(&merged), together[1]);
+        }
+    }
+    // Another file of the same name is not taken for the first one.
+    let (weights, precision) = (Weights::F32.into(), Precision::F32);
+    let before = TdtModel::load_for_decoding(&base, weights, precision, &Device::Cpu).unwrap();
+    opened_with_zeros(&opened)
+        .write(&base, opened.format, None, true)
+        .unwrap();
+    let after = TdtModel::load_for_decoding(&base, weights, precision, &Device::Cpu).unwrap();
+    assert_ne!(frames(&before), frames(&after));
+}
+
+/// The model with the weights of a norm set to 0.
+fn opened_with_zeros(opened: &OpenModel) -> OpenModel {
+    let mut changed = opened.clone();
+    let tensors = &mut changed.tensors;
+    let tensor = tensors
+        .iter_mut()
+        .find(|tensor| tensor.name == "encoder.layers.0.norm_out.weight");
+    let tensor = tensor.unwrap();
+    let zeros = Tensor::zeros(tensor.shape(), DType::F32, &Device::Cpu).unwrap();
+    *tensor = TensorEntry::in_memory(tensor.name.clone(), zeros);
+    changed
 }

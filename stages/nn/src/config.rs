@@ -140,6 +140,37 @@ impl EncoderConfig {
     }
 }
 
+/// A linear adapter behind each layer of the encoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdapterConfig {
+    pub name: String,
+    /// Width between its two linear layers.
+    pub dim: usize,
+    pub activation: Activation,
+    pub norm_position: NormPosition,
+    /// Dropout on what the adapter adds.
+    pub dropout: f64,
+    /// Whether the model uses it. One that it does not use is kept.
+    pub enabled: bool,
+    /// Whether NeMo trains it with stochastic depth or a penalty on what it adds.
+    pub regularised: bool,
+}
+
+/// The function between an adapter's linear layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Activation {
+    Silu,
+    Relu,
+    Identity,
+}
+
+/// Where an adapter has its layer norm: before its linear layers, or behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormPosition {
+    Pre,
+    Post,
+}
+
 /// Widest time mask.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum TimeWidth {

@@ -13,6 +13,7 @@ pub mod parameters;
 pub mod patterns;
 pub mod pending_sums;
 mod precision;
+mod shared_tensors;
 pub mod spec_augment;
 mod stacks;
 pub mod tensor_files;

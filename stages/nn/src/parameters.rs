@@ -12,6 +12,7 @@ use flow_kernels::{Noise, is_gpu};
 use crate::Precision;
 use crate::error::{Error, Result};
 use crate::lora::Targets;
+use crate::shared_tensors::{Shared, SharedTensor, forget_unused, place_of};
 use crate::stacks::Stacks;
 use crate::tensor_files::TensorEntry;
 
@@ -48,6 +49,8 @@ pub struct Parameters {
     /// Matrices that are kept in low precision alone.
     packed: HashMap<ParameterId, Arc<LowPrecisionRhs>>,
     stacks: Stacks,
+    /// The places of tensors that other models have, too.
+    shared: HashMap<ParameterId, Arc<SharedTensor>>,
 }
 
 impl Parameters {
@@ -61,6 +64,7 @@ impl Parameters {
             precision: Precision::F32,
             packed: HashMap::new(),
             stacks: Stacks::default(),
+            shared: HashMap::new(),
         }
     }
 
@@ -167,7 +171,16 @@ impl Parameters {
 
     /// Overwrites a tensor in place with values of the same shape and type, from any device. All tensors that share its
     /// storage change too, and no second copy is needed.
+    ///
+    /// # Errors
+    /// If the shape or type is another one, or the model is for decoding and other models may have the tensor.
     pub fn overwrite(&mut self, id: ParameterId, new: &Tensor) -> Result<()> {
+        if self.shared.contains_key(&id) {
+            let name = &self.parameter(id).name;
+            return Err(Error::Input(format!(
+                "`{name}` is shared with other models and is not overwritten"
+            )));
+        }
         let new = moved(new, &self.device)?;
         match self.get(id).dims() {
             // A single number has no rows to write to.
@@ -181,6 +194,7 @@ impl Parameters {
         let mut copy = self.clone();
         copy.device = device.clone();
         copy.stacks.clear();
+        copy.shared.clear();
         for parameter in &mut copy.list {
             parameter.tensor = if parameter.tensor.device().same_device(device) {
                 parameter.tensor.force_contiguous()?
@@ -427,6 +441,8 @@ pub struct ParameterBuilder {
     matrices: DType,
     origin: Origin,
     lora: Option<Targets>,
+    /// Whether tensors are shared with other models for decoding.
+    shares: bool,
     /// Makes the first values of what is not loaded although the rest is.
     added: Noise,
 }
@@ -439,6 +455,7 @@ impl ParameterBuilder {
             matrices: dtype,
             origin: Origin::Random(Noise::new(seed)),
             lora: None,
+            shares: false,
             added: Noise::new(seed),
         }
     }
@@ -456,6 +473,7 @@ impl ParameterBuilder {
             matrices: dtype,
             origin: Origin::Loaded(entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect()),
             lora: None,
+            shares: false,
             added: Noise::new(0),
         }
     }
@@ -464,6 +482,14 @@ impl ParameterBuilder {
     /// in: half the memory with bf16 or f16. Each is widened where it is used.
     pub fn store_matrices_as(mut self, dtype: DType) -> Self {
         self.matrices = dtype;
+        self
+    }
+
+    /// Shares tensors that are read from the same places of the same files with other models that do so, on the CPU. Such models
+    /// are for decoding.
+    pub fn share_tensors(mut self) -> Self {
+        self.shares = self.parameters.device.is_cpu();
+        forget_unused();
         self
     }
 
@@ -538,12 +564,22 @@ impl ParameterBuilder {
         let Some(low) = self.parameters.precision.low() else {
             return Ok(());
         };
-        let tensor = self.get(id);
-        let shape = tensor.dims().to_vec();
-        let packed = LowPrecisionRhs::from_weight(low, &tensor.flatten_from(1)?)?;
+        let place = self.parameters.shared.get(&id).cloned();
+        let mut shared = place.as_ref().map(|place| place.lock());
+        let shared = shared.as_mut().and_then(|shared| shared.as_mut());
+        let there = shared.as_ref().and_then(|shared| shared.packed.clone());
+        let packed = match there {
+            Some(packed) => packed,
+            None => Arc::new(LowPrecisionRhs::from_weight(low, &self.get(id).flatten_from(1)?)?),
+        };
+        let shape = self.get(id).dims().to_vec();
         let nothing = Tensor::new(f32::NAN, &Device::Cpu)?.broadcast_as(shape)?;
+        if let Some(shared) = shared {
+            shared.tensor = nothing.clone();
+            shared.packed = Some(Arc::clone(&packed));
+        }
         self.parameters.list[id.0].tensor = nothing;
-        self.parameters.packed.insert(id, Arc::new(packed));
+        self.parameters.packed.insert(id, packed);
         Ok(())
     }
 
@@ -615,6 +651,7 @@ impl ParameterBuilder {
         trainable: bool,
     ) -> Result<ParameterId> {
         let device = self.parameters.device.clone();
+        let mut place = None;
         let tensor = match &mut self.origin {
             Origin::Loaded(tensors) => {
                 let entry = tensors.remove(name).ok_or_else(|| Error::MissingTensor {
@@ -628,13 +665,36 @@ impl ParameterBuilder {
                         expected: shape.to_vec(),
                     });
                 }
-                entry.load()?.to_dtype(dtype)?.to_device(&device)?.contiguous()?
+                let load =
+                    || -> Result<Tensor> { Ok(entry.load()?.to_dtype(dtype)?.to_device(&device)?.contiguous()?) };
+                match entry.source().filter(|_| self.shares) {
+                    None => load()?,
+                    Some(source) => {
+                        let place = place.insert(place_of(source, dtype, self.parameters.precision));
+                        let mut shared = place.lock();
+                        match &*shared {
+                            Some(shared) => shared.tensor.clone(),
+                            None => {
+                                let tensor = load()?;
+                                *shared = Some(Shared {
+                                    tensor: tensor.clone(),
+                                    packed: None,
+                                });
+                                tensor
+                            }
+                        }
+                    }
+                }
             }
             Origin::Random(noise) => initial(initialise, shape, &mut noise.derive(name))?
                 .to_dtype(dtype)?
                 .to_device(&device)?,
         };
-        self.insert(name, tensor, trainable)
+        let id = self.insert(name, tensor, trainable)?;
+        if let Some(place) = place {
+            self.parameters.shared.insert(id, place);
+        }
+        Ok(id)
     }
 
     fn insert(&mut self, name: &str, tensor: Tensor, trainable: bool) -> Result<ParameterId> {

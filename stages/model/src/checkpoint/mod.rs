@@ -17,7 +17,9 @@ use flow_nn::tensor_files::{MAX_CONFIG, MAX_SMALL_FILE, broken};
 
 pub use adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter, base_and_adapter, write_adapter};
 pub use candle_core::DType;
-pub use flow_nn::tensor_files::{TensorEntry, dtype_name, open_tensors, read_safetensors, write_safetensors};
+pub use flow_nn::tensor_files::{
+    TensorEntry, TensorSource, dtype_name, open_tensors, read_safetensors, write_safetensors,
+};
 pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
 pub use huggingface::huggingface_module;
 pub use open_model::{Format, OpenModel};

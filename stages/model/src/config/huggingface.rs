@@ -269,6 +269,7 @@ impl ModelConfig {
             transducer,
             ctc,
             prompt: None,
+            adapters: Vec::new(),
             spec_augment: SpecAugmentConfig {
                 freq_masks: 2,
                 time_masks: 10,
@@ -301,6 +302,9 @@ impl ModelConfig {
         }
         if self.prompt.is_some() {
             return refuse("the model has a language prompt".into());
+        }
+        if let Some(adapter) = self.adapters.first() {
+            return refuse(format!("the encoder has the adapter `{}`", adapter.name));
         }
         if e.causal != CausalConfig::default() {
             return refuse("the encoder is causal".into());

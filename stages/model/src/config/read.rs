@@ -5,7 +5,7 @@ use serde_yaml::Value;
 use super::section::{Section, wrong};
 use super::{
     AttentionContext, CausalConfig, ChunkContext, CtcConfig, EncoderConfig, ModelConfig, PreprocessorConfig, Reduction,
-    SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig, ctc, prompt, transducer,
+    SpecAugmentConfig, TimeWidth, TokenizerConfig, TransducerConfig, adapters, ctc, prompt, transducer,
 };
 use crate::{Error, Result};
 
@@ -56,6 +56,7 @@ impl ModelConfig {
         }
         Ok(Self {
             preprocessor,
+            adapters: adapters::read(&root, encoder.d_model)?,
             encoder,
             vocab_size: heads.vocab_size,
             transducer: heads.transducer,

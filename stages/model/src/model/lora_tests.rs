@@ -3,7 +3,7 @@
 use flow_kernels::testing::{DeviceUnderTest, values};
 
 use super::*;
-use crate::checkpoint::{ADAPTER_WEIGHTS, Adapter, TensorEntry, base_and_adapter};
+use crate::checkpoint::{ADAPTER_WEIGHTS, Adapter, base_and_adapter};
 use crate::config::Reduction;
 use crate::testing::golden;
 use flow_nn::parameters::Gradients;
@@ -297,18 +297,6 @@ fn an_adapter_begins_with_nothing_and_is_kept_in_files() {
             "{error}"
         );
     }
-}
-
-/// NeMo's own adapters are layers, not sums of weights.
-#[test]
-fn a_model_with_an_adapter_of_nemos_is_refused() {
-    let mut opened = OpenModel::open(&golden::file("model.nemo")).unwrap();
-    let name = "encoder.layers.0.adapter_layer.hi.module.1.weight";
-    let weight = Tensor::zeros((4, 64), DType::F32, &Device::Cpu).unwrap();
-    opened.tensors.push(TensorEntry::in_memory(name, weight));
-    let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).unwrap();
-    let refused = TdtModel::from_open(opened, config, DType::F32, &Device::Cpu).map(drop);
-    assert!(refused.unwrap_err().to_string().contains(name));
 }
 
 /// On kernels for devices: the losses and gradients of the CPU, also where the other matrices are in bf16.

@@ -16,6 +16,7 @@ use crate::config::{AttentionContext, ChunkContext, EncoderConfig, ModelConfig, 
 use crate::decoding::DecodingSettings;
 use crate::encoder::Encoder;
 use crate::heads::{self, Head};
+use crate::parameter_groups::ParameterGroup;
 use crate::prompt::PromptKernel;
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Precision, Result};
@@ -67,11 +68,14 @@ impl TdtModel {
     /// The same with the matrices of linear layers stored in another data type than `dtype`, which is computed in: for
     /// decoding in half the memory. Such a model is not for training.
     pub fn load_storing(path: &Path, dtype: DType, matrices: DType, device: &Device) -> Result<Self> {
-        Self::load_in(path, (dtype, matrices, Precision::F32), device)
+        Self::load_in(path, (dtype, matrices, Precision::F32), device, false)
     }
 
     /// A model for decoding in f32, with its matrices stored in a data type, or with products of its encoder's layers and its joint
     /// network in low precision, on the CPU; their weights are then kept in that precision alone.
+    ///
+    /// On the CPU such models share the tensors that they read from the same places of the same files: with adapters of one model
+    /// in memory, the model's tensors are there once, beside those that an adapter changes.
     ///
     /// # Errors
     /// If it cannot be read, or if low precision is asked for with matrices of another data type than f32 or on a device.
@@ -82,13 +86,13 @@ impl TdtModel {
                 precision.name()
             )));
         }
-        Self::load_in(path, (DType::F32, matrices, precision), device)
+        Self::load_in(path, (DType::F32, matrices, precision), device, true)
     }
 
-    fn load_in(path: &Path, numbers: (DType, DType, Precision), device: &Device) -> Result<Self> {
+    fn load_in(path: &Path, numbers: (DType, DType, Precision), device: &Device, shares: bool) -> Result<Self> {
         let opened = OpenModel::open(path)?;
         let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(|error| broken(path, error))?;
-        Self::from_entries(opened, config, numbers, device).map_err(|error| match error {
+        Self::from_shared_entries(opened, config, numbers, device, shares).map_err(|error| match error {
             Error::File { .. } | Error::Io { .. } => error,
             other => broken(path, other),
         })
@@ -116,12 +120,23 @@ impl TdtModel {
     pub(crate) fn from_entries(
         opened: OpenModel,
         config: ModelConfig,
+        numbers: (DType, DType, Precision),
+        device: &Device,
+    ) -> Result<Self> {
+        Self::from_shared_entries(opened, config, numbers, device, false)
+    }
+
+    fn from_shared_entries(
+        opened: OpenModel,
+        config: ModelConfig,
         (dtype, matrices, precision): (DType, DType, Precision),
         device: &Device,
+        shares: bool,
     ) -> Result<Self> {
         let tokenizer = opened.tokenizer.as_deref().map(Tokenizer::from_bytes).transpose()?;
         let builder = ParameterBuilder::from_entries(dtype, device.clone(), opened.tensors);
         let builder = builder.store_matrices_as(matrices).compute_products_in(precision);
+        let builder = if shares { builder.share_tensors() } else { builder };
         Self::build(config, tokenizer, builder)
     }
 
@@ -151,16 +166,33 @@ impl TdtModel {
         }
         let front_end = LogMel::new(&config.preprocessor, &mut builder)?;
         let encoder = Encoder::new(&config.encoder, "encoder", &mut builder)?;
+        let encoder = encoder.with_adapters(&config.adapters, "encoder", &mut builder)?;
         let prompt_kernel = PromptKernel::of_model(&config, &mut builder)?;
         let heads = heads::of_model(&config, &mut builder)?;
         if let Some(targets) = builder.lora_targets() {
             targets.check()?;
         }
-        let (parameters, unused) = builder.finish();
-        if let Some(name) = unused.iter().find(|name| name.contains(".adapter_layer.")) {
+        let (mut parameters, unused) = builder.finish();
+        // A model may have been opened with fewer layers than it has.
+        let of_layers = |name: &str| match ParameterGroup::from_name(name) {
+            Ok(ParameterGroup::Layer(number)) => number < config.encoder.n_layers,
+            _ => true,
+        };
+        let of_adapter = |name: &&String| name.contains(".adapter_layer.") && of_layers(name);
+        if let Some(name) = unused.iter().find(of_adapter) {
             return Err(Error::Config(format!(
-                "tensor `{name}` is of an adapter of NeMo's, which is not supported: without it the model would be another"
+                "tensor `{name}` is of an adapter that `adapters` in the configuration does not describe: without it the model \
+                 would be another"
             )));
+        }
+        for adapter in config.adapters.iter().filter(|adapter| !adapter.enabled) {
+            let part = format!(".adapter_layer.{}.", adapter.name);
+            let ids = parameters
+                .iter()
+                .filter(|(_, parameter)| parameter.name.contains(&part));
+            for id in ids.map(|(id, _)| id).collect::<Vec<_>>() {
+                parameters.set_trainable(id, false);
+            }
         }
         Ok(TdtModel {
             prompt: config.prompt.as_ref().and_then(PromptConfig::default_prompt),
@@ -367,6 +399,8 @@ impl TdtModel {
     }
 }
 
+#[cfg(test)]
+mod adapter_tests;
 #[cfg(test)]
 mod emulated_tests;
 #[cfg(test)]

@@ -131,6 +131,13 @@ impl TdtModel {
                 "models with a language prompt are not trained here".into(),
             ));
         }
+        let mut adapters = self.config.adapters.iter().filter(|adapter| adapter.enabled);
+        if let Some(adapter) = adapters.find(|adapter| adapter.regularised) {
+            return Err(Error::Input(format!(
+                "adapter `{}` has `stochastic_depth` or `l2_lambda`, with which adapters are not trained here",
+                adapter.name
+            )));
+        }
         check(batch)?;
         let of_whole = Noise::new(options.seed);
         let noise = match options.part {

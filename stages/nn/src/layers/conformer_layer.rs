@@ -8,12 +8,13 @@ use candle_core::{DType, Tensor};
 use flow_kernels::batch_norm::Gather;
 use flow_kernels::noise::DropMask;
 
+use super::adapter::{self, LinearAdapter};
 use super::attention::{self, Attention};
 use super::convolution::{self, BatchNormPass, Convolution};
 use super::feed_forward::{self, FeedForward};
 use super::norm::{self, LayerNorm};
 use super::{Frames, dropout};
-use crate::config::EncoderConfig;
+use crate::config::{AdapterConfig, EncoderConfig};
 use crate::error::Result;
 use crate::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
 use crate::pending_sums::PendingSums;
@@ -33,6 +34,8 @@ pub struct ConformerLayer {
     norm_feed_forward2: LayerNorm,
     feed_forward2: FeedForward,
     norm_out: LayerNorm,
+    /// What follows the last norm, one after another.
+    adapters: Vec<LinearAdapter>,
     dropout: f64,
 }
 
@@ -41,6 +44,7 @@ pub struct ConformerLayer {
 pub struct Saved {
     body: SavedBody,
     norm_out: norm::Saved,
+    adapters: Vec<adapter::Saved>,
 }
 
 #[derive(Debug)]
@@ -51,6 +55,7 @@ struct SavedBody {
     feed_forward2: (norm::Saved, feed_forward::Saved),
     /// Dropout masks on the four residual branches, in order.
     masks: [Option<DropMask>; 4],
+    adapter_masks: Vec<Option<DropMask>>,
 }
 
 /// A layer's input, normalised.
@@ -97,8 +102,30 @@ impl ConformerLayer {
             norm_feed_forward2: LayerNorm::new(&key("norm_feed_forward2"), d, builder)?,
             feed_forward2: FeedForward::new(&key("feed_forward2"), config, builder)?,
             norm_out: LayerNorm::new(&key("norm_out"), d, builder)?,
+            adapters: Vec::new(),
             dropout: config.dropout,
         })
+    }
+
+    /// Adds a linear adapter behind the others: `name.adapter_layer.` and its own name. One that is not enabled only gets its
+    /// parameters.
+    pub fn add_adapter(
+        &mut self,
+        name: &str,
+        width: usize,
+        config: &AdapterConfig,
+        builder: &mut ParameterBuilder,
+    ) -> Result<()> {
+        let adapter = LinearAdapter::new(&format!("{name}.adapter_layer.{}", config.name), width, config, builder)?;
+        if config.enabled {
+            self.adapters.push(adapter);
+        }
+        Ok(())
+    }
+
+    /// Whether something follows the last norm.
+    pub fn has_adapters(&self) -> bool {
+        !self.adapters.is_empty()
     }
 
     /// The type in which the layer multiplies what is like `x` with its weights.
@@ -181,6 +208,7 @@ impl ConformerLayer {
         let (y4, s4) = self.feed_forward2.forward(parameters, &n, mode)?;
         observe(&y4);
         let m4 = dropout::draw(self.dropout, mode);
+        let adapter_masks = self.adapters.iter().map(|adapter| adapter.draw(mode)).collect();
         Ok(Body {
             x,
             saved: SavedBody {
@@ -189,22 +217,33 @@ impl ConformerLayer {
                 conv: (n3, s3),
                 feed_forward2: (n4, s4),
                 masks: [m1, m2, m3, m4],
+                adapter_masks,
             },
             y4,
         })
     }
 
-    /// The norm that the layer ends with: its output.
+    /// The norm that the layer ends with, and adapters: its output.
     pub fn end(&self, parameters: &Parameters, body: Body) -> Result<(Tensor, Saved)> {
         let drop = (HALF, body.saved.masks[3]);
-        let (_, y, norm_out) = self
+        let (_, mut y, norm_out) = self
             .norm_out
             .forward_sum(parameters, body.x.dtype(), &body.x, &body.y4, drop)?;
-        let body = body.saved;
-        Ok((y, Saved { body, norm_out }))
+        let mut adapters = Vec::with_capacity(self.adapters.len());
+        for (adapter, mask) in self.adapters.iter().zip(&body.saved.adapter_masks) {
+            let (sum, saved) = adapter.forward(parameters, &y, *mask)?;
+            adapters.push(saved);
+            y = sum;
+        }
+        let saved = Saved {
+            body: body.saved,
+            norm_out,
+            adapters,
+        };
+        Ok((y, saved))
     }
 
-    /// [`ConformerLayer::end`], and [`ConformerLayer::begin`] of the next layer.
+    /// [`ConformerLayer::end`] of a layer without adapters, and [`ConformerLayer::begin`] of the next one.
     pub fn end_and_begin(
         &self,
         parameters: &Parameters,
@@ -220,8 +259,12 @@ impl ConformerLayer {
             (&body.x, &body.y4),
             drop,
         )?;
-        let body = body.saved;
-        Ok((y, Saved { body, norm_out }, Normalised { x, saved }))
+        let of_this = Saved {
+            body: body.saved,
+            norm_out,
+            adapters: Vec::new(),
+        };
+        Ok((y, of_this, Normalised { x, saved }))
     }
 
     /// Adds the gradients of all parts and gives that of `x`. `gather` is for statistics of all ranks.
@@ -235,14 +278,30 @@ impl ConformerLayer {
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         let mut sums = PendingSums::default();
-        let d = self.backward_end(parameters, saved, dy, &mut sums)?;
+        let dy = self.backward_adapters(parameters, saved, dy, gradients, &mut sums)?;
+        let d = self.backward_end(parameters, saved, &dy, &mut sums)?;
         let d = self.backward_body(parameters, saved, frames, (d, gather), (gradients, &mut sums))?;
         let dx = self.backward_begin(parameters, saved, &d, &mut sums)?;
         self.complete(parameters, saved, sums, gradients)?;
         Ok(dx)
     }
 
-    /// The way back through [`ConformerLayer::end`].
+    /// The way back through the adapters, from the gradient of the layer's output to that of its last norm's.
+    pub fn backward_adapters(
+        &self,
+        parameters: &Parameters,
+        saved: &Saved,
+        dy: &Tensor,
+        gradients: &mut Gradients,
+        sums: &mut PendingSums,
+    ) -> Result<Tensor> {
+        let adapters = self.adapters.iter().zip(&saved.adapters).rev();
+        adapters.fold(Ok(dy.clone()), |dy, (adapter, saved)| {
+            adapter.backward(parameters, saved, &dy?, gradients, sums)
+        })
+    }
+
+    /// The way back through the norm of [`ConformerLayer::end`].
     pub fn backward_end(
         &self,
         parameters: &Parameters,
@@ -308,7 +367,7 @@ impl ConformerLayer {
             .backward(parameters, norm, &d.branch, Some(&d.around), sums)
     }
 
-    /// [`ConformerLayer::backward_begin`], and [`ConformerLayer::backward_end`] of the layer before.
+    /// [`ConformerLayer::backward_begin`], and [`ConformerLayer::backward_end`] of the layer before, which has no adapters.
     pub fn backward_begin_and_end(
         &self,
         parameters: &Parameters,

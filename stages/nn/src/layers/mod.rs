@@ -3,6 +3,7 @@
 //!
 //! Activations are (rows, width) matrices, a row per frame, utterance by utterance: row `b * time + t`.
 
+pub mod adapter;
 pub mod attention;
 pub mod conformer_layer;
 pub mod convolution;

@@ -21,7 +21,7 @@ pub use candle_core::DType;
 pub use npz::read_npz;
 pub use packed::{read_packed, unpack};
 pub use safetensors::{read_safetensors, write_safetensors};
-pub use tensor_entry::{TensorEntry, dtype_name};
+pub use tensor_entry::{TensorEntry, TensorSource, dtype_name};
 pub use tensor_file::open_tensors;
 
 /// A tokenizer file, an index or a header larger than this is refused: the largest known is some 5 MB.

@@ -1,7 +1,7 @@
 //! Tensors that are read on demand, so that a model can be inspected, compared and converted without loading all of it.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,6 +25,17 @@ pub struct TensorEntry {
     dtype: DType,
     shape: Vec<usize>,
     place: Place,
+}
+
+/// Where a tensor is read from: tensors of equal places are equal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorSource {
+    /// Device, inode, size, and times of the last changes of contents and status, in seconds and nanoseconds.
+    file: [u64; 3],
+    changed: [i64; 4],
+    offset: u64,
+    dtype: &'static str,
+    shape: Vec<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -141,6 +152,21 @@ impl TensorEntry {
             Place::Memory(_) => None,
             Place::Sum(sum) => sum.base.file(),
         }
+    }
+
+    /// Where in a file it is, as the file is now; none for a tensor that is in memory or computed.
+    pub fn source(&self) -> Option<TensorSource> {
+        let Place::File { file, offset } = &self.place else {
+            return None;
+        };
+        let now = file.file.metadata().ok()?;
+        Some(TensorSource {
+            file: [now.dev(), now.ino(), now.size()],
+            changed: [now.mtime(), now.mtime_nsec(), now.ctime(), now.ctime_nsec()],
+            offset: *offset,
+            dtype: self.dtype.as_str(),
+            shape: self.shape.clone(),
+        })
     }
 
     /// The tensor on the CPU, in the type that it is stored in.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use candle_core::Device;
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
-use flow_model::decoding_memory::{batch_bytes, weight_bytes};
+use flow_model::decoding_memory::{WeightParts, batch_bytes};
 use flow_model::{Precision, Weights};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::recognizer::Recognizer;
@@ -73,23 +73,30 @@ enum Loading {
 }
 
 /// Bytes that a model needs.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Needs {
-    weights: u64,
+    weights: Arc<WeightParts>,
     /// For a batch, beside the weights.
     batch: u64,
 }
 
 impl Needs {
-    /// Those of several models, which decode all at the same time or one at a time.
-    fn together(all: impl Iterator<Item = Needs>, in_turn: bool) -> u64 {
-        let (mut weights, mut sum, mut most) = (0u64, 0u64, 0);
-        for needs in all {
-            weights = weights.saturating_add(needs.weights);
-            sum = sum.saturating_add(needs.batch);
-            most = needs.batch.max(most);
-        }
-        weights.saturating_add(if in_turn { most } else { sum })
+    /// Those of several models. On the CPU they share tensors and decode all at the same time; on a device they do neither
+    /// (`in_turn`).
+    fn together<'a>(all: impl Iterator<Item = &'a Needs>, in_turn: bool) -> u64 {
+        let all: Vec<&Needs> = all.collect();
+        let sum = |of: fn(&Needs) -> u64| all.iter().copied().map(of).fold(0, u64::saturating_add);
+        let (weights, batches) = match in_turn {
+            true => (
+                sum(|needs| needs.weights.bytes()),
+                all.iter().map(|needs| needs.batch).max().unwrap_or(0),
+            ),
+            false => (
+                WeightParts::together(all.iter().map(|needs| &*needs.weights)),
+                sum(|needs| needs.batch),
+            ),
+        };
+        weights.saturating_add(batches)
     }
 }
 
@@ -363,15 +370,22 @@ impl Models {
         // Where models share a device, they decode one at a time.
         let in_turn = self.turn.is_some();
         let is_idle = |slot: &Slot| slot.users == 0 && matches!(slot.loading, Loading::Done(..));
-        let in_use = slots.iter().filter(|slot| slot.needs.weights > 0 && !is_idle(slot));
-        let in_use: Vec<(&str, Needs)> = in_use.map(|slot| (slot.name.as_str(), slot.needs)).collect();
-        let least = Needs::together(in_use.iter().map(|(_, needs)| *needs).chain([needs]), in_turn);
+        let in_use = slots
+            .iter()
+            .filter(|slot| slot.needs.weights.bytes() > 0 && !is_idle(slot));
+        let in_use: Vec<(&str, &Needs)> = in_use.map(|slot| (slot.name.as_str(), &slot.needs)).collect();
+        let least = Needs::together(in_use.iter().map(|(_, needs)| *needs).chain([&needs]), in_turn);
         if least > budget {
-            let described =
-                |needs: Needs| format!("{} bytes of weights and {} for a batch", needs.weights, needs.batch);
+            let described = |needs: &Needs| {
+                format!(
+                    "{} bytes of weights and {} for a batch",
+                    needs.weights.bytes(),
+                    needs.batch
+                )
+            };
             let names: Vec<String> = in_use
                 .iter()
-                .map(|(name, needs)| format!("`{name}` ({})", described(*needs)))
+                .map(|(name, needs)| format!("`{name}` ({})", described(needs)))
                 .collect();
             let beside = match &names[..] {
                 [] => String::new(),
@@ -380,11 +394,11 @@ impl Models {
             return Err(EngineError::NoMemory(format!(
                 "the model `{}` needs {}, for which there is no room in the budget of {budget}{beside}",
                 slots[index].name,
-                described(needs)
+                described(&needs)
             )));
         }
         let mut unloaded = Vec::new();
-        while Needs::together(slots.iter().map(|slot| slot.needs).chain([needs]), in_turn) > budget {
+        while Needs::together(slots.iter().map(|slot| &slot.needs).chain([&needs]), in_turn) > budget {
             let oldest = slots.iter_mut().filter(|slot| is_idle(slot));
             let Some(oldest) = oldest.min_by_key(|slot| slot.last_used) else {
                 break;
@@ -404,7 +418,7 @@ impl Models {
     /// What a model needs.
     fn needs(&self, path: &Path) -> flow_model::Result<Needs> {
         let opened = OpenModel::open(path)?;
-        let weights = weight_bytes(&opened, self.weights, self.precision);
+        let weights = Arc::new(WeightParts::of(&opened, self.weights, self.precision));
         let configuration = opened.config_yaml.clone();
         let mut measured = self.batch_bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let batch = match measured.get(&configuration) {
@@ -450,12 +464,25 @@ impl Slot {
 
 #[cfg(test)]
 mod tests {
-    use super::Needs;
+    use candle_core::{DType, Device, Tensor};
+    use flow_model::checkpoint::{OpenModel, TensorEntry};
+
+    use super::*;
 
     #[test]
     fn batches_count_together_unless_models_take_turns() {
-        let all = [(10, 5), (20, 7), (30, 0)].map(|(weights, batch)| Needs { weights, batch });
-        assert_eq!(Needs::together(all.into_iter(), false), 72);
-        assert_eq!(Needs::together(all.into_iter(), true), 67);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/models/small.nemo");
+        let mut opened = OpenModel::open(Path::new(path)).unwrap();
+        opened.tensors.clear();
+        let all = [(10, 5), (20, 7), (30, 0)].map(|(weights, batch)| {
+            let tensor = Tensor::zeros(weights, DType::F32, &Device::Cpu).unwrap();
+            opened.tensors = vec![TensorEntry::in_memory("tensor", tensor)];
+            Needs {
+                weights: Arc::new(WeightParts::of(&opened, Weights::F32, Precision::F32)),
+                batch,
+            }
+        });
+        assert_eq!(Needs::together(all.iter(), false), 4 * 60 + 12);
+        assert_eq!(Needs::together(all.iter(), true), 4 * 60 + 7);
     }
 }

@@ -127,6 +127,8 @@ impl ConformerLayer {
         let n = self.norm_feed_forward2.forward(parameters, x)?.0;
         let y = self.feed_forward2.forward(parameters, &n, &mut Mode::Evaluate)?.0;
         let x = residual(x, &y, HALF, None)?;
-        Ok(self.norm_out.forward(parameters, &x)?.0)
+        let y = self.norm_out.forward(parameters, &x)?.0;
+        let mut adapters = self.adapters.iter();
+        adapters.try_fold(y, |y, adapter| Ok(adapter.forward(parameters, &y, None)?.0))
     }
 }

@@ -119,8 +119,12 @@ fn models_that_nobody_uses_are_unloaded() {
 
 #[test]
 fn models_share_a_budget_of_memory() {
+    // Models of one file would share its tensors.
+    let place = tempfile::tempdir().unwrap();
+    let other = place.path().join("other.nemo");
+    std::fs::copy(model(), &other).unwrap();
     let two_models = |budget| EngineSettings {
-        models: vec![named("a", model()), named("b", model())],
+        models: vec![named("a", model()), named("b", &other)],
         memory_budget: Some(budget),
         ..EngineSettings::default()
     };
