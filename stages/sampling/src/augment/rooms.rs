@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use realfft::RealFftPlanner;
 use realfft::num_complex::Complex;
 
-use super::levels::{power, scale};
+use super::levels::{peak, power};
 
 /// Transforms of more samples, unless the response needs them, leave the cache.
-const LARGEST: usize = 1 << 16;
+const LARGEST: usize = 1 << 15;
 
 thread_local! {
     static PLANNER: RefCell<RealFftPlanner<f32>> = RefCell::new(RealFftPlanner::new());
@@ -85,11 +85,10 @@ pub fn impulse(signal: &mut [f32], response: &[f32], normalize: bool, shift: boo
         }
     }
     let skipped = if shift { first_largest(&response, f32::abs) } else { 0 };
-    let mut convolved = convolve(signal, &response, skipped, signal.len());
-    let peak = super::levels::peak(&convolved);
+    let convolved = convolve(signal, &response, skipped, signal.len());
+    let peak = peak(&convolved);
     if peak > 0.0 {
-        scale(&mut convolved, 1.0 / f64::from(peak));
-        signal.copy_from_slice(&convolved);
+        scaled(signal, &convolved, 1.0 / f64::from(peak));
     }
 }
 
@@ -102,11 +101,17 @@ pub fn reverb_rir(signal: &mut [f32], response: &[f32], early_only: bool, sample
         usize::MAX
     };
     let response = &response[..response.len().min(most)];
-    let mut convolved = convolve(signal, response, first_largest(response, |h| h), signal.len());
+    let convolved = convolve(signal, response, first_largest(response, |h| h), signal.len());
     let (before, after) = (power(signal), power(&convolved));
     if before > 0.0 && after > 0.0 {
-        scale(&mut convolved, (before / after).sqrt());
-        signal.copy_from_slice(&convolved);
+        scaled(signal, &convolved, (before / after).sqrt());
+    }
+}
+
+/// `signal = convolved * factor`.
+fn scaled(signal: &mut [f32], convolved: &[f32], factor: f64) {
+    for (to, from) in signal.iter_mut().zip(convolved) {
+        *to = (f64::from(*from) * factor) as f32;
     }
 }
 
