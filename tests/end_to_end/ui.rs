@@ -629,7 +629,14 @@ fn a_hard_row_is_found_heard_corrected_and_trained_on() {
         .output()
         .unwrap();
     expect_code(&refused, 2);
-    train(&[&taken, "train.on_change=restart"]);
+    train(&[
+        &taken,
+        "train.on_change=restart",
+        "align_with=configs/models/small.nemo",
+        "rank_by=[loss, alignment]",
+    ]);
+    let list = site.page(&first(&site.page("/training"), "/rows?"));
+    assert!(list.contains("alignment_score"), "{list}");
     let run = first(&site.page("/"), "/runs/");
     let kept = links(&site.page(&run), "/rows?of=artifact");
     let trained_on = kept.iter().find(|link| link.contains("stage=train_data&")).unwrap();

@@ -30,7 +30,8 @@ pub enum Layout {
     CommonVoiceSpontaneous,
     /// Multilingual LibriSpeech: `train/transcripts.txt` and `train/audio`.
     Mls,
-    /// VoxPopuli: `asr_train.tsv` beside folders of years, or `transcribed_data` above them.
+    /// VoxPopuli: `asr_train.tsv` beside folders of years, or `transcribed_data` above them; or the annotations
+    /// `asr_<lang>.tsv.gz` of whole sessions in `raw_audios`.
     Voxpopuli,
     /// FLEURS: `train.tsv` without a heading beside `audio/train`.
     Fleurs,
@@ -39,6 +40,8 @@ pub enum Layout {
     /// GigaSpeech 2: `train_refined.tsv` without a heading beside folders of recordings.
     #[serde(rename = "gigaspeech_2")]
     Gigaspeech2,
+    /// The People's Speech: lists of sessions, `train/clean.json`, beside the folders of their clips.
+    PeoplesSpeech,
     /// LJSpeech: `metadata.csv` without a heading beside `wavs`.
     Ljspeech,
     /// NeMo's tarred data: `manifest.json` or `sharded_manifests` beside `audio_0.tar`.

@@ -249,9 +249,11 @@ impl<'s> Session<'s> {
             RepositoryKind::Model => "model",
             RepositoryKind::Dataset => "dataset",
         };
-        let body = json!({
-            "name": repository.name, "organization": repository.owner, "type": kind, "private": self.push.private,
-        });
+        let mut body = json!({ "name": repository.name, "organization": repository.owner, "type": kind });
+        // Otherwise the organization may have its own default.
+        if self.push.private {
+            body["private"] = true.into();
+        }
         let address = format!("{}/api/repos/create", self.hub.endpoint);
         // Somebody else may have made it meanwhile (409).
         self.post_json("making the repository", &address, &body, &[409])?;

@@ -1001,3 +1001,169 @@ fn recordings_with_texts_may_have_a_list_beside_them() {
         "{message}"
     );
 }
+
+#[test]
+fn annotations_of_voxpopuli_are_parts_of_sessions() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // Quoted as Python's csv module writes fields with quotes or bars, which the publisher uses.
+    let heading = "session_id|id_|original_text|normed_text|speaker_id|gender|split|start_time|end_time|vad";
+    let rows = [
+        "2009-S|a|\"He said \"\"no | yes\"\".\"|he said no yes|7|male|train|0.0|9.0|\"[(0.25, 0.5), (0.6, 1.0)]\"",
+        "2009-S|b|Two|two|7|male|train|0.5|1.0|[[0.5, 0.75]]",
+        "2009-S|c|Three||7|male|dev|0.5|1.0|",
+        "2009-S|d|Four|four|7|male|train|0.5|0.25|",
+        "2009-S|e|Five|five|7|male|train|0|1|[(0.5,)]",
+        "2010-T|f|Six|six|7|male|train|0|1|",
+        "../x|g|Seven|seven|7|male|train|0|1|",
+        "2009-S|h|short",
+        "2009-S|i|\"open|x|7|male|train|0|1|",
+    ];
+    fs::create_dir_all(at("annotations/asr")).unwrap();
+    fs::create_dir_all(at("raw_audios/original/2009")).unwrap();
+    fs::write(at("raw_audios/original/2009/2009-S_original.ogg"), recording()).unwrap();
+    gz(
+        &at("annotations/asr/asr_hr.tsv.gz"),
+        &[&[heading][..], &rows].concat().join("\n"),
+    );
+    let output = run(settings(folder.path()));
+    let expected = [
+        row("2009-S-a", "he said no yes", "hr", Some(0.25), 0.75),
+        row("2009-S-b", "two", "hr", Some(0.5), 0.25),
+    ];
+    assert_eq!(rows_of(&output), expected);
+    let reasons = [
+        ("bad_line", 2),
+        ("duration_invalid", 2),
+        ("missing_audio", 1),
+        ("other_split", 1),
+        ("unsafe_name", 1),
+    ];
+    assert_eq!(by_reason(&output), counts(&reasons));
+    assert_eq!(
+        extra_of(&output)[0].as_deref(),
+        Some("{\"gender\":\"male\",\"original_text\":\"He said \\\"no | yes\\\".\",\"speaker\":\"7\"}")
+    );
+    let dev = run(ReadSettings {
+        split: "validation".into(),
+        columns: vec!["original_text=text".into()],
+        ..settings(&at("annotations/asr/asr_hr.tsv.gz"))
+    });
+    assert_eq!(
+        (rows_of(&dev), by_reason(&dev)["other_split"]),
+        (vec![row("2009-S-c", "Three", "hr", Some(0.5), 0.5)], 5)
+    );
+    // Lists that the publisher's tool wrote beside the annotations come first.
+    fs::create_dir_all(at("transcribed_data/hr/2009")).unwrap();
+    fs::write(at("transcribed_data/hr/2009/2009-S-a.ogg"), recording()).unwrap();
+    fs::rename(
+        at("annotations/asr/asr_hr.tsv.gz"),
+        at("transcribed_data/hr/asr_hr.tsv.gz"),
+    )
+    .unwrap();
+    assert_eq!(
+        column(&run(settings(folder.path())), "segment_id"),
+        ["2009-S-a", "2009-S-b"]
+    );
+    let list = "id\traw_text\tnormalized_text\tspeaker_id\tsplit\tgender\n2009-S-a\tHe\the\t7\ttrain\tmale\n";
+    fs::write(at("transcribed_data/hr/asr_train.tsv"), list).unwrap();
+    let whole = run(settings(folder.path()));
+    assert_eq!(
+        (column(&whole, "text"), rows_of(&whole)[0].3),
+        (vec!["he".to_string()], None)
+    );
+    fs::remove_file(at("transcribed_data/hr/asr_train.tsv")).unwrap();
+    fs::remove_dir_all(at("raw_audios")).unwrap();
+    assert!(failure(settings(folder.path())).contains("a folder raw_audios"));
+}
+
+#[test]
+fn sessions_of_the_peoples_speech_are_read_clip_by_clip() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let session = |id: &str, clips: &[(f64, &str, &str)]| {
+        let list = |of: &dyn Fn(&(f64, &str, &str)) -> serde_json::Value| clips.iter().map(of).collect::<Vec<_>>();
+        let (times, texts, names) = (
+            list(&|clip| clip.0.into()),
+            list(&|clip| clip.1.into()),
+            list(&|clip| clip.2.into()),
+        );
+        let data = serde_json::json!({"duration_ms": times, "label": texts, "name": names});
+        serde_json::json!({"identifier": id, "training_data": data}).to_string()
+    };
+    let clean = [
+        session(
+            "s1",
+            &[
+                (500.0, "one", "s1/a.flac"),
+                (750.0, "two", "s1/b.flac"),
+                (1.0, "", "s1/a.flac"),
+            ],
+        ),
+        session(
+            "s2",
+            &[
+                (0.0, "x", "s1/a.flac"),
+                (1.0, "x", "../a.flac"),
+                (1.0, "x", "gone.flac"),
+            ],
+        ),
+        "{\"identifier\": \"s3\", \"training_data\": {\"duration_ms\": [1], \"label\": [], \"name\": [\"a\"]}}".into(),
+        "{\"identifier\": 7".into(),
+    ];
+    fs::create_dir_all(at("train/clean/s1")).unwrap();
+    fs::create_dir_all(at("validation/validation")).unwrap();
+    fs::write(at("train/clean.json"), clean.join("\n")).unwrap();
+    fs::write(at("train/dirty.json"), session("s4", &[(500.0, "three", "c.flac")])).unwrap();
+    fs::write(
+        at("validation/validation.json"),
+        session("s5", &[(500.0, "four", "d.flac")]),
+    )
+    .unwrap();
+    for name in [
+        "train/clean/s1/a.flac",
+        "train/clean/s1/b.flac",
+        "validation/validation/d.flac",
+    ] {
+        fs::write(at(name), recording()).unwrap();
+    }
+    fs::copy(at("train/clean/s1/a.flac"), at("c.flac")).unwrap();
+    let mut tar = std::process::Command::new("tar");
+    tar.args(["-C", at("").to_str().unwrap(), "-cf"])
+        .arg(at("train/dirty.tar"))
+        .arg("c.flac");
+    assert!(tar.status().unwrap().success());
+    let read = |name: &str, split: &str| {
+        let output = run(ReadSettings {
+            split: split.into(),
+            ..settings(&at(name))
+        });
+        let rows = rows_of(&output)
+            .into_iter()
+            .map(|(id, text, lang, _, seconds)| (id, text, lang, seconds));
+        (rows.collect::<Vec<_>>(), by_reason(&output))
+    };
+    let one = |id: &str, text: &str, seconds: f64| (id.to_string(), text.to_string(), "en".to_string(), seconds);
+    let (clean, reasons) = read("", "clean");
+    assert_eq!(clean, [one("a", "one", 0.5), one("b", "two", 0.75)]);
+    let expected = [
+        ("bad_json", 2),
+        ("duration_invalid", 1),
+        ("missing_audio", 1),
+        ("missing_text", 1),
+        ("unsafe_name", 1),
+    ];
+    assert_eq!(reasons, counts(&expected));
+    let dirty = one("c", "three", 0.5);
+    assert_eq!(read("", "").0, [&clean[..], &[dirty.clone()]].concat());
+    assert_eq!(read("train", "dirty").0, std::slice::from_ref(&dirty));
+    assert_eq!(read("train/dirty.json", "").0, [dirty]);
+    assert_eq!(read("", "dev").0, [one("d", "four", 0.5)]);
+    assert!(
+        failure(ReadSettings {
+            split: "x".into(),
+            ..settings(folder.path())
+        })
+        .contains("no split")
+    );
+}

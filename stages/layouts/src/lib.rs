@@ -14,6 +14,7 @@ mod manifest_line;
 mod mls;
 mod nemo_tarred;
 mod opening;
+mod peoples_speech;
 pub mod read;
 pub mod sample;
 mod shar;
@@ -23,6 +24,7 @@ mod subtitles;
 mod table_lines;
 mod utterance;
 mod voxpopuli;
+mod voxpopuli_sessions;
 mod webdataset;
 mod yodas;
 mod yodas2;
@@ -58,7 +60,7 @@ const fn known(layout: Layout, name: &'static str, detect: fn(&Path) -> Option<S
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
-const KNOWN: [Known; 20] = [
+const KNOWN: [Known; 21] = [
     known(
         Layout::LhotseRecordings,
         "lhotse_recordings",
@@ -113,6 +115,12 @@ const KNOWN: [Known; 20] = [
         gigaspeech2::detect,
         gigaspeech2::open,
     ),
+    known(
+        Layout::PeoplesSpeech,
+        "peoples_speech",
+        peoples_speech::detect,
+        peoples_speech::open,
+    ),
     known(Layout::Ljspeech, "ljspeech", ljspeech::detect, ljspeech::open),
     known(
         Layout::NemoTarred,
@@ -127,7 +135,8 @@ const KNOWN: [Known; 20] = [
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 13] = [
+const WITHOUT_COLUMNS: [Layout; 14] = [
+    Layout::PeoplesSpeech,
     Layout::Yodas,
     Layout::Yodas2,
     Layout::Gigaspeech2,

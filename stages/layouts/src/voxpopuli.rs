@@ -1,4 +1,5 @@
-//! VoxPopuli: `transcribed_data/<lang>/asr_train.tsv`, and recordings in folders of years (`2009/<id>.ogg`).
+//! VoxPopuli: `transcribed_data/<lang>/asr_train.tsv`, and recordings in folders of years (`2009/<id>.ogg`). Where there are none,
+//! its annotations of whole sessions.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +11,12 @@ use serde_json::Map;
 use super::splits::chosen;
 use super::table_lines::{Heading, TableLines, first_line};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, wrong};
+use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, voxpopuli_sessions, wrong};
 
 const TEXT: &str = "normalized_text";
 const OTHER_TEXT: &str = "raw_text";
 /// Letters of an id that name the folder of its year.
-const YEAR: usize = 4;
+pub const YEAR: usize = 4;
 
 /// The tables of a folder of one language, by split.
 fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
@@ -55,12 +56,30 @@ fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
 }
 
 pub fn detect(root: &Path) -> Option<String> {
-    let (path, ..) = tables(root).into_iter().next()?;
+    let first = tables(root).into_iter().next().map(|(path, ..)| path);
+    let path = first.or_else(|| voxpopuli_sessions::tables(root).into_iter().next())?;
     Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The column whose texts are read, which `columns` may name; else the first of the two that there are.
+///
+/// # Errors
+/// Where `columns` names another field.
+pub fn text_column(root: &Path, settings: &ReadSettings, texts: [&str; 2]) -> Result<String, ManifestError> {
+    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
+    let [usual, other] = texts;
+    if let Some((theirs, ours)) = pairs.iter().find(|(_, ours)| *ours != "text") {
+        let why = format!("`columns` has {theirs}={ours}, but of VoxPopuli it says which text is read: [{other}=text]");
+        return Err(wrong(root, why));
+    }
+    Ok(pairs.first().map_or(usual, |(theirs, _)| theirs).to_owned())
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
     let all = tables(root);
+    if all.is_empty() && !voxpopuli_sessions::tables(root).is_empty() {
+        return voxpopuli_sessions::open(root, settings, scratch);
+    }
     let names: Vec<&str> = all.iter().map(|(_, split, _)| split.as_str()).collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
     let tables: Vec<(PathBuf, String, String)> = places.into_iter().map(|place| all[place].clone()).collect();
@@ -70,24 +89,10 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         Ok(Heading::of(&line, '\t'))
     });
     let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;
-    // The text is chosen as of other tables.
-    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
-    if let Some((theirs, ours)) = pairs.iter().find(|(_, ours)| *ours != "text") {
-        let why =
-            format!("`columns` has {theirs}={ours}, but of VoxPopuli it says which text is read: [{OTHER_TEXT}=text]");
-        return Err(wrong(root, why));
+    let text = text_column(root, settings, [TEXT, OTHER_TEXT])?;
+    if let Some((path, _)) = files.iter().zip(&headings).find(|(_, heading)| !heading.has(&text)) {
+        return Err(wrong(path, format!("it has no column {text:?}, which `columns` names")));
     }
-    let named = pairs
-        .iter()
-        .find(|(_, ours)| *ours == "text")
-        .map_or(TEXT, |(theirs, _)| theirs);
-    if let Some((path, _)) = files.iter().zip(&headings).find(|(_, heading)| !heading.has(named)) {
-        return Err(wrong(
-            path,
-            format!("it has no column {named:?}, which `columns` names"),
-        ));
-    }
-    let text = named.to_string();
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
     let told = format!("VoxPopuli; texts are of the column {text}{told}");
     let common = Common::of(settings);

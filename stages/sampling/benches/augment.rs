@@ -66,6 +66,7 @@ fn main() {
         json!({"narrowband": {"prob": 1}}),
         json!({"compress": {"prob": 1}}),
     ];
+    report("no step, a copy", &json!([]), &utterances, decoding, seconds);
     for step in &steps {
         let name = step
             .as_object()
@@ -99,10 +100,14 @@ fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: f64, sec
     let steps: Vec<Step> = serde_json::from_value(steps.clone()).expect("steps");
     let augmenter = Augmenter::open(&steps).expect("recordings");
     let mut epoch = 0;
+    let mut heard = Vec::new();
     let cost = best(|| {
         epoch += 1;
         for (number, signal) in utterances.iter().enumerate() {
-            std::hint::black_box(augmenter.apply(signal.clone(), 42, epoch, &number.to_string()));
+            // The loader decodes into a signal of its own; here it is copied into a buffer that stays.
+            heard.clear();
+            heard.extend_from_slice(signal);
+            heard = augmenter.apply(std::mem::take(&mut heard), 42, epoch, &number.to_string());
         }
     });
     let (ms, share) = (1000.0 * cost / seconds, 100.0 * cost / decoding);

@@ -110,7 +110,9 @@ fn answers(request: &Request, state: &mut State, storage: &str) -> Answer {
         },
         ("POST", "/api/repos/create") => {
             assert_eq!((&body["name"], &body["organization"]), (&json!("n"), &json!("o")));
-            state.repository = body["private"].as_bool();
+            // As the hub's own client: without a word the default of the organization applies.
+            assert_ne!(body["private"], false, "{body}");
+            state.repository = Some(body["private"] == true);
             ok(&json!({ "url": "there" }))
         }
         ("GET", path) if path.contains("/revision/") => {

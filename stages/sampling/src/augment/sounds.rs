@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flow_audio::AudioError;
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file};
@@ -28,13 +29,35 @@ struct Sound {
     part: Option<(f64, f64)>,
     /// Of the file, in bytes.
     size: u64,
+    /// The length of the file in seconds, where its header says it.
+    stated: OnceLock<Option<f64>>,
+}
+
+/// Samples of a sound that other pieces may share.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    samples: Arc<[f32]>,
+    range: Range<usize>,
+}
+
+impl Deref for Piece {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.samples[self.range.clone()]
+    }
 }
 
 impl Sound {
     fn new(path: PathBuf, part: Option<(f64, f64)>) -> Result<Sound, String> {
         let metadata = fs::metadata(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         let size = metadata.len();
-        Ok(Sound { path, part, size })
+        Ok(Sound {
+            path,
+            part,
+            size,
+            stated: OnceLock::new(),
+        })
     }
 }
 
@@ -92,7 +115,7 @@ impl Sounds {
             folder.parent().unwrap_or(folder)
         };
         let mut hasher = blake3::Hasher::new();
-        for Sound { path, part, size } in &self.sounds {
+        for Sound { path, part, size, .. } in &self.sounds {
             let name = path.strip_prefix(folder).unwrap_or(path);
             hasher.update(name.to_string_lossy().as_bytes());
             hasher.update(&[0]);
@@ -138,11 +161,14 @@ impl Sounds {
     ///
     /// # Errors
     /// As [`whole`](Self::whole).
-    pub fn piece(&self, number: usize, length: usize, unit: f64) -> Result<Vec<f32>, AudioError> {
+    pub fn piece(&self, number: usize, length: usize, unit: f64) -> Result<Piece, AudioError> {
         let sound = &self.sounds[number];
         let (begin, seconds) = match sound.part {
             Some((start, seconds)) => (start, Some(seconds)),
-            None => (0.0, stated_seconds(&sound.path, None)),
+            None => {
+                let stated = sound.stated.get_or_init(|| stated_seconds(&sound.path, None));
+                (0.0, *stated)
+            }
         };
         let rate = f64::from(SAMPLE_RATE);
         let all = seconds.map_or(0.0, |seconds| (seconds * rate).floor());
@@ -150,12 +176,20 @@ impl Sounds {
         if all > 4.0 * length as f64 && all.is_finite() {
             let first = ((all - length as f64 + 1.0) * unit).floor();
             let start = begin + first / rate;
-            return decode_row(&sound.path, None, start, length as f64 / rate, LONGEST_SECONDS);
+            let decoded = decode_row(&sound.path, None, start, length as f64 / rate, LONGEST_SECONDS)?;
+            return Ok(Piece {
+                range: 0..decoded.len(),
+                samples: decoded.into(),
+            });
         }
         let whole = self.whole(number)?;
         let spare = whole.len().saturating_sub(length);
         let first = ((spare as f64 + 1.0) * unit) as usize;
-        Ok(whole[first.min(spare)..].iter().take(length).copied().collect())
+        let first = first.min(spare);
+        Ok(Piece {
+            range: first..whole.len().min(first + length),
+            samples: whole,
+        })
     }
 }
 

@@ -642,7 +642,7 @@ fn a_manifest_gives_parts_and_a_moved_folder_has_the_same_digest() {
     assert_eq!(*part.whole(0).unwrap(), long[8000..12_000]);
     // A short piece of a long recording is the same as of the decoded whole.
     let piece = whole.piece(0, 1000, 0.5).unwrap();
-    assert_eq!(piece, long[15_500..16_500]);
+    assert_eq!(*piece, long[15_500..16_500]);
     let other = tempfile::tempdir().unwrap();
     for name in ["short.wav", "long.wav"] {
         fs::copy(folder.path().join(name), other.path().join(name)).unwrap();

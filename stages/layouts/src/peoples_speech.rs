@@ -1,0 +1,235 @@
+//! The People's Speech: `train/clean.json` with a line for each session, `{"identifier", "training_data": {"duration_ms": [..],
+//! "label": [..], "name": [..]}}`, and its clips in the folder `train/clean` or the tar `train/clean.tar`.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flow_corpus::files::label;
+use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
+use flow_corpus::names::unsafe_name;
+use flow_corpus::{ManifestError, ReadSettings};
+use flow_kind::{Partition, StageError};
+use serde::Deserialize;
+
+use super::line_file::{Block, LineFile};
+use super::splits::chosen;
+use super::utterance::{Common, Utterance, text_of};
+use super::{Corpus, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, wrong};
+
+#[derive(Deserialize)]
+struct Session {
+    identifier: String,
+    training_data: Clips,
+}
+
+/// Lists of equal length.
+#[derive(Deserialize)]
+struct Clips {
+    /// In milliseconds.
+    duration_ms: Vec<f64>,
+    label: Vec<String>,
+    name: Vec<String>,
+}
+
+/// A list of sessions.
+#[derive(Clone)]
+struct Subset {
+    path: PathBuf,
+    /// Of the file, `clean`.
+    name: String,
+    /// Of its folder, `train`.
+    split: String,
+}
+
+/// Whether the first line of a file begins as that of a session.
+fn has_sessions(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(1 << 12).read_to_end(&mut head));
+    let head = String::from_utf8_lossy(&head);
+    let has = |key: &str| head.contains(&format!("\"{key}\""));
+    read.is_ok() && head.trim_start().starts_with('{') && has("identifier") && has("training_data")
+}
+
+fn subset(path: PathBuf) -> Option<Subset> {
+    let is_list = path.extension().is_some_and(|extension| extension == "json") && path.is_file();
+    if !is_list || !has_sessions(&path) {
+        return None;
+    }
+    let absolute = std::path::absolute(&path).ok()?;
+    let split = absolute.parent()?.file_name().unwrap_or_default();
+    Some(Subset {
+        name: path.file_stem()?.to_str()?.to_owned(),
+        split: split.to_str()?.to_owned(),
+        path,
+    })
+}
+
+/// The lists of a folder and of the folders in it; or the one that `root` is.
+fn subsets(root: &Path) -> Vec<Subset> {
+    if root.is_file() {
+        return subset(root.to_path_buf()).into_iter().collect();
+    }
+    let entries = entries_of(root);
+    let folders = entries.folders.iter().take(MOST_FOLDERS).map(|name| root.join(name));
+    let folders = std::iter::once(root.to_path_buf()).chain(folders);
+    let lists = folders.flat_map(|folder| {
+        let entries = entries_of(&folder);
+        let lists = entries.names.iter().filter(|name| name.ends_with(".json"));
+        lists.map(|name| folder.join(name)).collect::<Vec<_>>()
+    });
+    lists.filter_map(subset).collect()
+}
+
+pub fn detect(root: &Path) -> Option<String> {
+    let first = subsets(root).into_iter().next()?.path;
+    Some(first.strip_prefix(root).unwrap_or(&first).display().to_string())
+}
+
+struct PeoplesSpeech {
+    subsets: Vec<(Subset, LineFile, Vec<Block>)>,
+    common: Common,
+    told: String,
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let all = subsets(root);
+    if all.is_empty() {
+        return Err(wrong(
+            root,
+            "there is no train/clean.json in it, or another list of sessions",
+        ));
+    }
+    // `clean` is a subset, `train` the split of several.
+    let is_subset = |subset: &&Subset| subset.name.eq_ignore_ascii_case(&settings.split);
+    let mut wanted: Vec<Subset> = all.iter().filter(is_subset).cloned().collect();
+    let mut told = None;
+    if wanted.is_empty() {
+        let names: Vec<&str> = all.iter().map(|subset| subset.split.as_str()).collect();
+        let (places, of_splits) = chosen(&names, &settings.split, root)?;
+        wanted = places.into_iter().map(|place| all[place].clone()).collect();
+        told = of_splits;
+    }
+    let names: Vec<&str> = wanted.iter().map(|subset| subset.name.as_str()).collect();
+    let told = told.map_or_else(String::new, |told| format!("; {told}"));
+    let told = format!("The People's Speech; its subsets {} are read{told}", names.join(", "));
+    let open = |subset: Subset| {
+        let file = LineFile::open(&subset.path, scratch)?;
+        let blocks = file.blocks(|_, _| {})?;
+        Ok((subset, file, blocks))
+    };
+    let corpus = PeoplesSpeech {
+        subsets: wanted.into_iter().map(open).collect::<Result<_, ManifestError>>()?,
+        common: Common::of(settings),
+        told,
+    };
+    LaidOut::of(corpus, root, settings)
+}
+
+impl Subset {
+    /// Where the clip of a name may be.
+    fn row(&self, session: &str, (ms, text, name): (f64, &str, &str), common: &Common) -> Result<ManifestRow, Refusal> {
+        if unsafe_name(name) {
+            return Err(refuse("unsafe_name", format!("{name:?}")));
+        }
+        if !(ms.is_finite() && ms > 0.0) {
+            return Err(refuse("duration_invalid", format!("{ms} ms")));
+        }
+        let clips = self.path.with_extension("");
+        let tar = self.path.with_extension("tar");
+        let tar_path = tar.to_str().filter(|_| tar.is_file()).unwrap_or_default().to_owned();
+        let is_in_tar = !tar_path.is_empty();
+        let file_name = Path::new(name).file_stem().unwrap_or_default();
+        Ok(Utterance {
+            id: file_name.to_string_lossy().into_owned(),
+            shard: self.name.clone(),
+            text: text_of(text, "`label` is empty")?,
+            folder_lang: Some("en".into()),
+            duration: Some(ms / 1000.0),
+            wanted: Wanted {
+                files: vec![clips.join(name)],
+                member: is_in_tar.then(|| (tar, name.to_owned())),
+            },
+            tar_member_name: if is_in_tar { name.to_owned() } else { String::new() },
+            tar_path,
+            extra: [("session".to_owned(), session.into())].into_iter().collect(),
+            ..Utterance::default()
+        }
+        .row(common))
+    }
+}
+
+impl PeoplesSpeech {
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let subsets = self.subsets.iter().enumerate();
+        subsets.flat_map(|(subset, (_, _, blocks))| (0..blocks.len()).map(move |block| (subset, block)))
+    }
+}
+
+fn session(line: &str) -> Result<Session, Refusal> {
+    let session: Session = serde_json::from_str(line).map_err(|error| refuse("bad_json", error.to_string()))?;
+    let Clips {
+        duration_ms,
+        label,
+        name,
+    } = &session.training_data;
+    if duration_ms.len() != name.len() || label.len() != name.len() {
+        let (of_times, of_texts) = (duration_ms.len(), label.len());
+        let why = format!("{} names, {of_texts} labels and {of_times} durations", name.len());
+        return Err(refuse("bad_json", why));
+    }
+    Ok(session)
+}
+
+impl Corpus for PeoplesSpeech {
+    fn told(&self) -> String {
+        self.told.clone()
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let part = |(number, (subset, block)): (usize, (usize, usize))| {
+            let path = &self.subsets[subset].0.path;
+            Part {
+                name: Partition::from(format!("{}/{block:06}", label(subset, path))),
+                number,
+                files: vec![path.clone()],
+                looks: String::new(),
+            }
+        };
+        self.places().enumerate().map(part).collect()
+    }
+
+    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        let Some((place, block)) = self.places().nth(part.number) else {
+            return Ok(());
+        };
+        let (subset, file, blocks) = &self.subsets[place];
+        file.still()?;
+        file.lines(blocks[block], &mut |line| {
+            let number = line.number;
+            let found = line
+                .text
+                .and_then(|text| session(text).map_err(|refusal| (refusal, text.to_owned())));
+            let Session {
+                identifier,
+                training_data,
+            } = match found {
+                Ok(session) => session,
+                Err((refusal, text)) => return take(Some(number), Err(refusal), &|| line_values(&text)),
+            };
+            let Clips {
+                duration_ms,
+                label,
+                name,
+            } = training_data;
+            for ((ms, text), name) in duration_ms.into_iter().zip(label).zip(name) {
+                let row = subset.row(&identifier, (ms, &text, &name), &self.common);
+                take(Some(number), row, &|| {
+                    serde_json::json!({"identifier": identifier, "name": name, "label": text, "duration_ms": ms})
+                        .to_string()
+                })?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,215 @@
+//! VoxPopuli's annotations: `asr_<lang>.tsv.gz`, a table with bars whose rows are parts of whole sessions, which are in
+//! `raw_audios/original/<year>/<session>_original.ogg`.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
+use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse, refuse_by_rule};
+use flow_corpus::names::unsafe_name;
+use flow_corpus::table_text::{Layout, records};
+use flow_corpus::{ManifestError, ReadSettings};
+use serde_json::Map;
+
+use super::splits::usual;
+use super::table_lines::TableLines;
+use super::utterance::{Common, Utterance, language_called, text_of};
+use super::voxpopuli::{YEAR, text_column};
+use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, wrong};
+
+const BARS: Layout = Layout {
+    separator: '|',
+    quoted: true,
+};
+const TEXT: &str = "normed_text";
+const OTHER_TEXT: &str = "original_text";
+/// Columns that make the row, and are not kept beside it.
+const USED: [&str; 6] = ["session_id", "id_", "split", "start_time", "end_time", "vad"];
+/// Most bytes of a heading.
+const LONGEST_HEADING: u64 = 1 << 16;
+
+/// The heading of a table with bars, plain or compressed; none of another file.
+fn heading(path: &Path) -> Option<Vec<String>> {
+    let mut file = BufReader::new(File::open(path).ok()?);
+    let is_packed = file.fill_buf().ok()?.starts_with(&[0x1f, 0x8b]);
+    let text: Box<dyn Read> = if is_packed {
+        Box::new(MultiGzDecoder::new(file))
+    } else {
+        Box::new(file)
+    };
+    let mut line = String::new();
+    BufReader::new(text.take(LONGEST_HEADING)).read_line(&mut line).ok()?;
+    let names = fields(line.trim_start_matches('\u{feff}'))?;
+    names.iter().any(|name| name == "session_id").then_some(names)
+}
+
+fn fields(line: &str) -> Option<Vec<String>> {
+    let record = records(line, BARS).next().filter(|record| record.broken.is_none())?;
+    Some(record.fields.iter().map(|field| field.trim().to_owned()).collect())
+}
+
+/// Tables of annotations: the one that `root` is; or those in it, in its `annotations/asr`, or in folders of `transcribed_data`.
+pub fn tables(root: &Path) -> Vec<PathBuf> {
+    let is_table = |name: &str| {
+        let name = name.strip_suffix(".gz").unwrap_or(name);
+        name.starts_with("asr_") && name.ends_with(".tsv")
+    };
+    if root.is_file() {
+        let name = root.file_name().and_then(|name| name.to_str());
+        let found = name.is_some_and(is_table) && heading(root).is_some();
+        return found.then(|| root.to_path_buf()).into_iter().collect();
+    }
+    let transcribed = root.join("transcribed_data");
+    let languages = entries_of(&transcribed);
+    let languages = languages
+        .folders
+        .iter()
+        .take(MOST_FOLDERS)
+        .map(|name| transcribed.join(name));
+    let folders = [root.to_path_buf(), root.join("annotations/asr")]
+        .into_iter()
+        .chain(languages);
+    let tables = folders.flat_map(|folder| {
+        let entries = entries_of(&folder);
+        let names = entries.names.iter().filter(|name| is_table(name));
+        names.map(|name| folder.join(name)).collect::<Vec<_>>()
+    });
+    tables.filter(|path| heading(path).is_some()).collect()
+}
+
+/// The folder of whole sessions: the first `raw_audios` beside a table or above it.
+fn sessions(table: &Path) -> Option<PathBuf> {
+    let absolute = std::path::absolute(table).ok()?;
+    let mut above = absolute.ancestors().skip(1).take(4);
+    above.find_map(|folder| Some(folder.join("raw_audios")).filter(|found| found.is_dir()))
+}
+
+struct Table {
+    heading: Vec<String>,
+    lang: String,
+    sessions: PathBuf,
+}
+
+impl Table {
+    fn open(path: &Path) -> Result<Table, ManifestError> {
+        let heading = heading(path).ok_or_else(|| wrong(path, "its heading has no session_id"))?;
+        let sessions = sessions(path).ok_or_else(|| {
+            wrong(
+                path,
+                "its sessions are not there: a folder raw_audios beside it, or up to three folders above",
+            )
+        })?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let lang = name.trim_start_matches("asr_").split('.').next().unwrap_or_default();
+        Ok(Table {
+            heading,
+            lang: lang.to_owned(),
+            sessions,
+        })
+    }
+}
+
+pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    let files = tables(root);
+    let opened = files.iter().map(|path| Table::open(path));
+    let opened = opened.collect::<Result<Vec<Table>, ManifestError>>()?;
+    let text = text_column(root, settings, [TEXT, OTHER_TEXT])?;
+    if let Some(place) = opened.iter().position(|table| !table.heading.contains(&text)) {
+        return Err(wrong(
+            &files[place],
+            format!("it has no column {text:?}, which `columns` names"),
+        ));
+    }
+    let told = format!("VoxPopuli's annotations; rows are parts of whole sessions, and texts are of the column {text}");
+    let split = match settings.split.as_str() {
+        "" => "train".to_owned(),
+        named => usual(named).to_owned(),
+    };
+    let common = Common::of(settings);
+    let row = move |file: usize, line: &str| opened[file].row(line, &text, &split, &common);
+    LaidOut::of(TableLines::open(&files, true, told, scratch, row)?, root, settings)
+}
+
+impl Table {
+    fn row(&self, line: &str, text: &str, split: &str, common: &Common) -> Result<ManifestRow, Refusal> {
+        let fields = fields(line).ok_or_else(|| refuse("bad_line", "a quote is not closed"))?;
+        if fields.len() != self.heading.len() {
+            let why = format!("{} fields under a heading of {}", fields.len(), self.heading.len());
+            return Err(refuse("bad_line", why));
+        }
+        let get = |name: &str| {
+            let place = self.heading.iter().position(|other| other == name);
+            place.map_or("", |place| fields[place].as_str())
+        };
+        let (session, number) = (get("session_id"), get("id_"));
+        let id = format!("{session}-{number}");
+        if session.is_empty() || number.is_empty() || unsafe_name(&id) {
+            return Err(refuse("unsafe_name", format!("{id:?}")));
+        }
+        if split != "all" && usual(get("split")) != split {
+            return Err(refuse_by_rule("other_split", get("split").to_owned()));
+        }
+        let (start, end) = times(get("vad"), get("start_time"), get("end_time"))?;
+        let year: String = session.chars().take(YEAR).collect();
+        let file = |folder: &str, ending: &str| {
+            let folder = self.sessions.join(folder).join(&year);
+            folder.join(format!("{session}_{ending}.ogg"))
+        };
+        let mut extra = Map::new();
+        for name in self
+            .heading
+            .iter()
+            .filter(|name| *name != text && !USED.contains(&name.as_str()))
+        {
+            let key = if name == "speaker_id" { "speaker" } else { name };
+            extra.insert(key.to_owned(), get(name).into());
+        }
+        Ok(Utterance {
+            id,
+            shard: format!("{}_{}", self.lang, get("split")),
+            text: text_of(get(text), text)?,
+            folder_lang: language_called(&self.lang).map(str::to_owned),
+            start,
+            // Their difference has no more digits than they have.
+            duration: Some(((end - start) * 1e8).round() / 1e8),
+            wanted: Wanted {
+                files: vec![
+                    file("original", "original"),
+                    file(&self.lang, "original"),
+                    file(&self.lang, &self.lang),
+                ],
+                member: None,
+            },
+            extra,
+            ..Utterance::default()
+        }
+        .row(common))
+    }
+}
+
+/// Where a row begins and ends in its session, in seconds: from the first to the last piece of speech of `vad`, a list of pairs;
+/// without it, by the columns of times.
+fn times(vad: &str, start: &str, end: &str) -> Result<(f64, f64), Refusal> {
+    let invalid = |why: String| refuse("duration_invalid", why);
+    let (start, end) = if vad.is_empty() {
+        let number = |text: &str| text.parse::<f64>().map_err(|_| invalid(format!("{text:?} is no time")));
+        (number(start)?, number(end)?)
+    } else {
+        // Python writes pairs as tuples or as lists.
+        let list = vad.replace('(', "[").replace(')', "]");
+        let pieces: Vec<[f64; 2]> =
+            serde_json::from_str(&list).map_err(|_| invalid(format!("vad is no list of pairs: {vad:.80}")))?;
+        let starts = pieces.iter().map(|[start, _]| *start);
+        let ends = pieces.iter().map(|[_, end]| *end);
+        (
+            starts.fold(f64::INFINITY, f64::min),
+            ends.fold(f64::NEG_INFINITY, f64::max),
+        )
+    };
+    if start.is_finite() && end.is_finite() && start >= 0.0 && start < end {
+        Ok((start, end))
+    } else {
+        Err(invalid(format!("it begins at {start} s and ends at {end} s")))
+    }
+}
