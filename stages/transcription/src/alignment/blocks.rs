@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flow_evaluation::alignment::aligned;
+use super::pairs;
 
 /// Windows of a recording with the words of the text that belong there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,12 +34,20 @@ const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
 
 /// The places (in the text, among all heard words) of words that correspond to each other. Words are given by their keys; those of the
-/// text may be empty, which correspond to nothing.
-pub fn pairs(text: &[&str], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
+/// text may be empty, which correspond to nothing. `lengths`: words of each segment of the text.
+pub fn pairs(text: &[&str], lengths: &[usize], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
     let compared = compared(text);
-    let said: Vec<&str> = compared.iter().map(|&word| text[word]).collect();
-    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
-    let pairs = aligned(&said, &all).into_iter();
+    let numbers = lengths.iter().enumerate();
+    let segments: Vec<usize> = numbers
+        .flat_map(|(number, length)| std::iter::repeat_n(number, *length))
+        .collect();
+    let segment = |word: usize| segments.get(word).copied().unwrap_or(lengths.len());
+    let said: Vec<_> = compared.iter().map(|&word| (text[word], segment(word))).collect();
+    let windows = heard.iter().enumerate();
+    let all: Vec<_> = windows
+        .flat_map(|(number, words)| words.iter().map(move |word| (word.as_str(), number)))
+        .collect();
+    let pairs = pairs::pairs(&said, &all).into_iter();
     pairs.map(|(word, at)| (compared[word], at)).collect()
 }
 
@@ -133,7 +141,7 @@ mod tests {
             .map(|word| if word == "-" { "" } else { word })
             .collect();
         let heard = heard(windows);
-        let blocks = blocks(&text, &heard, &pairs(&text, &heard), frames);
+        let blocks = blocks(&text, &heard, &pairs(&text, &[], &heard), frames);
         blocks
             .into_iter()
             .map(|block| (block.windows, text[block.words].join(" ")))
@@ -183,7 +191,7 @@ mod tests {
         ) {
             let text: Vec<&str> = text.iter().map(String::as_str).collect();
             let (mut at, mut word) = (0, 0);
-            for block in blocks(&text, &windows, &pairs(&text, &windows), &lengths[..windows.len()]) {
+            for block in blocks(&text, &windows, &pairs(&text, &[1, 2], &windows), &lengths[..windows.len()]) {
                 prop_assert_eq!((block.windows.start, block.words.start), (at, word));
                 prop_assert!(block.windows.end >= at && block.words.end >= word);
                 let frames: usize = lengths[block.windows.clone()].iter().sum();

@@ -4,6 +4,7 @@
 
 pub(crate) mod blocks;
 mod known_text;
+mod pairs;
 pub(crate) mod spoken_words;
 
 use std::ops::Range;

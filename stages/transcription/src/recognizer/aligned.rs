@@ -25,6 +25,8 @@ const KEPT_BYTES: usize = 256 << 20;
 const MOST_CELLS: usize = 8 << 20;
 /// Most tokens for each frame of a recording: twelve times those of fast speech.
 const MOST_TOKENS_PER_FRAME: usize = 10;
+/// What is further from speech was not said, in seconds: voice activity may miss a quiet beginning or end.
+const REACH: f64 = 0.5;
 /// Pauses within speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -78,7 +80,8 @@ impl Recognizer {
     /// the settings of the recognizer, to find out which of them belong to which words; memory does not grow with the length of
     /// the recording, but for the words and what voice activity says.
     ///
-    /// A recording of one window at most is aligned as a whole, without voice activity.
+    /// A recording of one window at most is aligned as a whole; words that the path puts far from what voice activity hears were
+    /// not said.
     ///
     /// # Errors
     /// If the text has no word, the vocabulary none of its letters, or the recording is too short for it; as
@@ -100,10 +103,16 @@ impl Recognizer {
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let samples = first.activity.samples();
+        let found = SpeechWindows::of(first.activity, recognition)?;
         let ranges = match samples <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
             true => std::iter::once(0..samples).collect(),
-            false => SpeechWindows::of(first.activity, recognition)?.windows,
+            false => found.windows,
         };
+        let speech: Vec<Range<f64>> = found
+            .speech
+            .iter()
+            .map(|part| seconds(part.start)..seconds(part.end))
+            .collect();
         let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
         let frames = self
             .model
@@ -140,18 +149,21 @@ impl Recognizer {
             .map(|window| window.words.iter().map(|word| word_key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
-        let pairs = pairs(&keys, &heard);
+        let pairs = pairs(&keys, &text.lengths, &heard);
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
         let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
             return Ok(None);
         };
+        found.leave_out_far_from(&speech, &text, settings.costs.left_out);
+        let near = |word: &Word| is_near(&speech, word.start, word.end);
         // Words that were heard and are in the text, where the text has them, too.
         let mut is_of_text = vec![false; heard.len()];
         for (word, at) in pairs {
             is_of_text[at] = found.words[word].said && keys[word] == word_key(&heard[at].word);
         }
-        found.tell_without_text(heard.into_iter().zip(is_of_text));
+        let heard = heard.into_iter().zip(is_of_text);
+        found.tell_without_text(heard.filter(|(word, _)| near(word)));
         found.with_segments(&text.lengths, &settings.segments).map(Some)
     }
 
@@ -464,6 +476,26 @@ impl Clock {
         };
         let time = start + (frame - first + after) as f64 * self.frame_seconds - self.delay;
         time.max(start).min(end)
+    }
+}
+
+/// Whether a time is near any of these ranges, which are in order.
+fn is_near(speech: &[Range<f64>], start: f64, end: f64) -> bool {
+    let next = speech.partition_point(|part| part.end + REACH <= start);
+    speech.get(next).is_some_and(|part| part.start - REACH < end)
+}
+
+impl Aligned {
+    /// Leaves out the words that are far from speech, at the cost of words that a path leaves out.
+    fn leave_out_far_from(&mut self, speech: &[Range<f64>], text: &Text, left_out: f64) {
+        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        for (word, spoken) in self.words.iter_mut().zip(&text.words) {
+            let Some(logprob) = word.logprob.filter(|_| !is_near(speech, word.start, word.end)) else {
+                continue;
+            };
+            self.score += (left_out - logprob) * spoken.tokens.len() as f64 / tokens.max(1) as f64;
+            (word.end, word.logprob, word.said) = (word.start, None, false);
+        }
     }
 }
 
