@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 /// What a path gains or pays for a pair of equal words, a pair of others, the beginning of a gap and each word in it.
 const EQUAL: i32 = 8;
-const OTHER: i32 = -4;
+const OTHER: i32 = -2;
 const OPEN: i32 = -12;
 const EXTEND: i32 = -1;
 /// What it pays more: for each word that was heard within a segment of the text and is not in it, for words of the text that were
