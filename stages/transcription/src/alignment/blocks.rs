@@ -33,6 +33,11 @@ enum Certainty {
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
 
+/// Factors of the cost of words that were heard, and of passages of so many words that were not.
+const HEARD: f64 = 4.0;
+const UNPAIRED: f64 = 0.4;
+const FEWEST_UNHEARD: usize = 4;
+
 /// The places (in the text, among all heard words) of words that correspond to each other. Words are given by their keys; those of the
 /// text may be empty, which correspond to nothing. `lengths`: words of each segment of the text.
 pub fn pairs(text: &[&str], lengths: &[usize], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
@@ -49,6 +54,23 @@ pub fn pairs(text: &[&str], lengths: &[usize], heard: &[Vec<String>]) -> Vec<(us
         .collect();
     let pairs = pairs::pairs(&said, &all).into_iter();
     pairs.map(|(word, at)| (compared[word], at)).collect()
+}
+
+/// What the cost of leaving out each word of a text is multiplied by, from its [`pairs`] with what was heard: words that were
+/// heard are seldom left out for others that sound like them, and those of a passage that was not heard easily.
+pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -> Vec<f64> {
+    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
+    let mut factors = vec![UNPAIRED; text.len()];
+    for &(word, at) in pairs {
+        factors[word] = if text[word] == all[at] { HEARD } else { 1.0 };
+    }
+    // A few words may have been overheard.
+    for run in factors.chunk_by_mut(|a, b| *a == UNPAIRED && *b == UNPAIRED) {
+        if run.len() < FEWEST_UNHEARD && run[0] == UNPAIRED {
+            run.fill(1.0);
+        }
+    }
+    factors
 }
 
 /// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs`] of both.
@@ -171,6 +193,18 @@ mod tests {
             found("a - b", &["a", "b"], &[9; 2]),
             [(0..1, "a ".into()), (1..2, "b".into())]
         );
+    }
+
+    #[test]
+    fn passages_that_were_not_heard_are_left_out_easily() {
+        let text = ["a", "b", "", "c", "d", "e", "f", "g", "h", "i"];
+        let heard = heard(&["a x", "g i"]);
+        let pairs = [(0, 0), (1, 1), (7, 2), (9, 3)];
+        assert_eq!(
+            factors(&text, &heard, &pairs),
+            [4.0, 1.0, 0.4, 0.4, 0.4, 0.4, 0.4, 4.0, 1.0, 4.0]
+        );
+        assert_eq!(factors(&[], &heard, &[]), [0.0; 0]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
-use crate::alignment::blocks::{Block, blocks, pairs};
+use crate::alignment::blocks::{Block, blocks, factors, pairs};
 use crate::alignment::spoken_words::{Case, SpokenWord};
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::long_audio::LongAudio;
@@ -36,6 +36,8 @@ struct Text {
     /// Words of each segment.
     lengths: Vec<usize>,
     unknown: Vec<char>,
+    /// What the cost of leaving out each word is multiplied by ([`factors`]); empty where nothing was compared.
+    factors: Vec<f64>,
 }
 
 /// What was heard in a window, and what of it is kept.
@@ -151,6 +153,7 @@ impl Recognizer {
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
         let pairs = pairs(&keys, &text.lengths, &heard);
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
+        text.factors = factors(&keys, &heard, &pairs);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
         let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
             return Ok(None);
@@ -186,6 +189,7 @@ impl Recognizer {
             words: Vec::new(),
             lengths: Vec::with_capacity(segments.len()),
             unknown: Vec::new(),
+            factors: Vec::new(),
         };
         for segment in segments {
             let before = text.words.len();
@@ -300,12 +304,9 @@ impl Recognizer {
                 if cancelled() {
                     return Ok(false);
                 }
-                let result = self.align_block(
-                    &windows[block.windows.clone()],
-                    &text.words[block.words.clone()],
-                    at,
-                    settings,
-                )?;
+                let factors = text.factors.get(block.words.clone()).unwrap_or_default();
+                let words = (&text.words[block.words.clone()], factors);
+                let result = self.align_block(&windows[block.windows.clone()], words, at, settings)?;
                 at = result.words.last().map_or(at, |word| word.end);
                 results.push(result);
                 for window in &mut windows[block.windows.clone()] {
@@ -343,11 +344,11 @@ impl Recognizer {
         Ok(Some(joined(&windows, results, text)))
     }
 
-    /// Aligns words with windows. `after`: seconds at which the words before them end.
+    /// Aligns words, with their factors, with windows. `after`: seconds at which the words before them end.
     fn align_block(
         &self,
         windows: &[Window],
-        words: &[SpokenWord],
+        (words, factors): (&[SpokenWord], &[f64]),
         after: f64,
         settings: &AlignmentSettings,
     ) -> Result<BlockResult> {
@@ -359,7 +360,8 @@ impl Recognizer {
             _ => (none, none),
         };
         let tokens = std::iter::once(before).chain(words.iter().map(|word| &word.tokens[..]));
-        let tokens = WordTokens::new(tokens.chain([behind]));
+        let of_words = std::iter::once(1.0).chain(factors.iter().copied()).collect();
+        let tokens = WordTokens::new(tokens.chain([behind])).with_factors(of_words);
         let cells = (tokens.tokens().len() + 1).saturating_mul(2 * clock.frames.max(1));
         let found = match parts.is_empty() || cells > MOST_CELLS {
             true => AlignedTokens {
@@ -402,10 +404,23 @@ impl Recognizer {
             }
             aligned.push(result);
         }
+        // A score counts each word that was left out alike.
+        let left_out = words
+            .iter()
+            .zip(&aligned)
+            .zip(factors)
+            .filter(|((_, word), _)| !word.said);
+        let cheaper: f64 = left_out
+            .map(|((word, _), factor)| settings.costs.left_out * (1.0 - factor) * word.tokens.len() as f64)
+            .sum();
         let without_text = found.without_text.iter();
         Ok(BlockResult {
             words: aligned,
-            score: found.score,
+            score: if parts.is_empty() || cells > MOST_CELLS {
+                found.score
+            } else {
+                found.score + cheaper
+            },
             without_text: without_text
                 .map(|frames| clock.start(frames.start)..clock.end(frames.end))
                 .collect(),
