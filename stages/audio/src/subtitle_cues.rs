@@ -53,7 +53,10 @@ pub fn subtitle_texts(text: &str) -> Result<Vec<String>, String> {
 fn times_of(line: &str) -> Result<(f64, f64), BadCue> {
     let bad = || BadCue {
         reason: "bad_line",
-        detail: format!("{:?} is no line of times", line.trim()),
+        detail: format!(
+            "{:?} is no line of times, such as 00:00:01,000 --> 00:00:02,000",
+            line.trim()
+        ),
     };
     let (start, end) = line.split_once("-->").ok_or_else(bad)?;
     let start = seconds(start.trim()).ok_or_else(bad)?;
@@ -62,7 +65,7 @@ fn times_of(line: &str) -> Result<(f64, f64), BadCue> {
         true => Ok((start, end)),
         false => Err(BadCue {
             reason: "duration_invalid",
-            detail: format!("{:?}", line.trim()),
+            detail: format!("{:?} does not end after its beginning", line.trim()),
         }),
     }
 }

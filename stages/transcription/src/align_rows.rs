@@ -128,7 +128,7 @@ fn alignments_schema() -> SchemaRef {
 
 impl Kind for Align {
     const NAME: &'static str = "transcription.align";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows with texts, and where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(

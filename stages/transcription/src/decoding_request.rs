@@ -68,12 +68,14 @@ impl DecodingRequest {
         self.check()
             .map_err(|(field, why)| TranscriptionError::Input(format!("{field}: {why}")))?;
         let mut settings = usual.clone();
-        let mut notes = Vec::new();
+        let (mut notes, mut of_languages) = (Vec::new(), Vec::new());
         if !self.languages.is_empty() {
             let prior = LanguagePrior::of(tokenizer, &self.languages, counts);
-            settings.fusion.set_prior(prior.scores)?;
             notes = prior.notes;
+            of_languages = prior.scores.clone();
+            settings.fusion.set_prior(prior.scores)?;
         }
+        let prior = of_languages;
         if !self.phrases.is_empty() {
             // A line break or a tab would be another phrase, or its score.
             let plain = |phrase: &String| phrase.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -81,22 +83,32 @@ impl DecodingRequest {
             let (lines, invisible): (Vec<String>, Vec<String>) =
                 (self.phrases.iter().map(plain)).partition(|phrase| phrase.chars().any(char::is_alphanumeric));
             if !invisible.is_empty() {
-                notes.push(format!(
-                    "{} phrases are not boosted: they have no letters",
-                    invisible.len()
-                ));
+                notes.push(format!("{} not boosted: no letters", phrases_are(invisible.len())));
             }
             let found = parse_phrases(&lines.join("\n"), tokenizer).map_err(TranscriptionError::Input)?;
             if !found.left_out.is_empty() {
-                let names = found
-                    .left_out
-                    .iter()
-                    .take(MOST_NAMED)
-                    .map(|(_, phrase)| format!("`{phrase}`"));
                 notes.push(format!(
-                    "{} phrases are not boosted, as the model does not know all of their characters: {}",
-                    found.left_out.len(),
-                    names.collect::<Vec<_>>().join(", ")
+                    "{} not boosted, as the model does not know all of the characters: {}",
+                    phrases_are(found.left_out.len()),
+                    named(found.left_out.iter().map(|(_, phrase)| phrase.as_str()))
+                ));
+            }
+            // The prior makes what has other letters impossible, boosted or not.
+            let is_impossible = |phrase: &&&str| {
+                let tokens = tokenizer.encode(phrase);
+                let score = |id: &u32| prior.get(*id as usize).copied().unwrap_or(0.0);
+                tokens
+                    .iter()
+                    .any(|id| *id != tokenizer.unknown_id() && score(id) == f32::NEG_INFINITY)
+            };
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            let impossible: Vec<&str> = lines.iter().filter(is_impossible).copied().collect();
+            if !impossible.is_empty() {
+                notes.push(format!(
+                    "{} boosted without effect, as {} is written in another script: {}",
+                    phrases_are(impossible.len()),
+                    self.languages.join(", "),
+                    named(impossible.into_iter())
                 ));
             }
             if !takes_phrases {
@@ -111,6 +123,21 @@ impl DecodingRequest {
         }
         Ok((settings, notes))
     }
+}
+
+/// The beginning of a note on so many phrases.
+fn phrases_are(count: usize) -> String {
+    match count {
+        1 => "1 phrase is".to_owned(),
+        count => format!("{count} phrases are"),
+    }
+}
+
+/// The first of these phrases, and that there are more.
+fn named<'p>(phrases: impl ExactSizeIterator<Item = &'p str>) -> String {
+    let more = phrases.len() > MOST_NAMED;
+    let first: Vec<String> = phrases.take(MOST_NAMED).map(|phrase| format!("`{phrase}`")).collect();
+    first.join(", ") + if more { ", ..." } else { "" }
 }
 
 /// The phrases of a prompt as programs write them for Whisper: what is between commas, colons, semicolons, line breaks and the ends
@@ -147,6 +174,37 @@ mod tests {
         );
         assert_eq!(phrases_of_prompt(" \n,;. "), [""; 0]);
         assert_eq!(phrases_of_prompt("東京、大阪。"), ["東京", "大阪"]);
+    }
+
+    /// Each phrase that cannot be written is named, and the reason told.
+    #[test]
+    fn phrases_without_effect_are_told() {
+        let bytes = flow_model::checkpoint::OpenModel::open(&crate::test_data::bundled_model())
+            .unwrap()
+            .tokenizer
+            .unwrap();
+        let tokenizer = Tokenizer::from_bytes(&bytes).unwrap();
+        let notes = |phrases: &[&str], languages: &[&str]| {
+            let owned = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect();
+            let request = DecodingRequest {
+                phrases: owned(phrases),
+                languages: owned(languages),
+                ..DecodingRequest::default()
+            };
+            request
+                .applied(&DecodingSettings::default(), &tokenizer, None, true)
+                .unwrap()
+                .1
+        };
+        assert_eq!(notes(&["teacher", "शिक्षक"], &[]), [""; 0]);
+        assert_eq!(
+            notes(&["teacher", "शिक्षक", "\u{4e2d}", "..."], &["hi"]),
+            [
+                "1 phrase is not boosted: no letters",
+                "1 phrase is not boosted, as the model does not know all of the characters: `\u{4e2d}`",
+                "1 phrase is boosted without effect, as hi is written in another script: `teacher`",
+            ]
+        );
     }
 
     #[test]

@@ -622,6 +622,8 @@ mod tests {
             ("en", "Twenty Five", 25),
             ("en", "a hundred and five thousand", 105_000),
             ("en", "nineteen hundred and twelve", 1912),
+            ("en", "hundred twelve", 112),
+            ("en", "thousand and five", 1005),
             ("en", "two thousand and one", 2001),
             ("de", "zwei und zwanzig", 22),
             ("de", "hundertzwo", 102),

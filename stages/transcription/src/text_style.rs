@@ -487,6 +487,8 @@ mod tests {
             ("en", "twenty. Five", "20. 5"),
             ("en", "seventeenth of May", "seventeenth of May"),
             ("en-GB", "two hundred", "200"),
+            ("en", "at hundred twelve, a hundred", "at 112, 100"),
+            ("en", "some hundred people", "some hundred people"),
             (
                 "de",
                 "Zweiundzwanzig Leute, ein Haus, hunderteins.",

@@ -80,7 +80,8 @@ pub struct Metadata {
     /// What boosted phrases did; none where none were boosted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boosted: Option<Boosted>,
-    /// RFC 3339.
+    /// RFC 3339; empty where that was not noted.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub processed_at: String,
 }
 

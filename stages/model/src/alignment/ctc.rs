@@ -42,7 +42,7 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
     let leave_out = |scores: &mut [f64], ways: &mut [u8]| {
         for (begin, boundary) in boundaries.iter().enumerate() {
             let Some(end) = boundary.word_end else { continue };
-            let cost = costs.left_out * (end - begin) as f64;
+            let cost = costs.left_out * boundary.left_out;
             let target = 2 * end;
             let from_blank = (scores[2 * begin] + cost, LEFT_OUT);
             // Equal tokens without a blank in between would be one.

@@ -15,11 +15,13 @@ use std::ops::Range;
 use crate::{Error, Result};
 
 /// The tokens of a text, word by word.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct WordTokens {
     tokens: Vec<u32>,
     /// Where each word begins among the tokens, and behind the last one.
     starts: Vec<usize>,
+    /// Of each word, what the cost of leaving it out is multiplied by; 1 for words behind them.
+    factors: Vec<f64>,
 }
 
 impl WordTokens {
@@ -30,7 +32,18 @@ impl WordTokens {
             tokens.extend_from_slice(word);
             starts.push(tokens.len());
         }
-        WordTokens { tokens, starts }
+        WordTokens {
+            tokens,
+            starts,
+            factors: Vec::new(),
+        }
+    }
+
+    /// Multiplies [`Costs::left_out`] for each word by a factor, above 0: below 1 where the word was probably not said. Words
+    /// without a factor have 1.
+    #[must_use]
+    pub fn with_factors(self, factors: Vec<f64>) -> Self {
+        WordTokens { factors, ..self }
     }
 
     /// All tokens, in order.
@@ -51,11 +64,14 @@ impl WordTokens {
     /// For each number of tokens from none to all: whether a word begins or the text ends there, and where that word ends.
     fn boundaries(&self) -> Vec<Boundary> {
         let mut found = vec![Boundary::default(); self.tokens.len() + 1];
-        for word in self.starts.windows(2).filter(|word| word[0] < word[1]) {
-            found[word[0]] = Boundary {
-                between_words: true,
-                word_end: Some(word[1]),
-            };
+        for (index, word) in self.starts.windows(2).enumerate() {
+            if word[0] < word[1] {
+                found[word[0]] = Boundary {
+                    between_words: true,
+                    word_end: Some(word[1]),
+                    left_out: self.factors.get(index).unwrap_or(&1.0) * (word[1] - word[0]) as f64,
+                };
+            }
         }
         found[self.tokens.len()].between_words = true;
         found
@@ -73,11 +89,13 @@ impl WordTokens {
 }
 
 /// A place between two tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Boundary {
     between_words: bool,
     /// The number of tokens up to the end of the word that begins here.
     word_end: Option<usize>,
+    /// What [`Costs::left_out`] is multiplied by for that word.
+    left_out: f64,
 }
 
 /// What a path pays where text and signal do not fit, in natural logarithms of probabilities; at most 0.

@@ -11,9 +11,14 @@ use crate::model::TdtModel;
 use crate::testing::golden;
 use flow_nn::tensor_files::read_packed;
 
-/// Words of one token or two.
+/// Words of one token or two; the second and the third are left out at other costs.
 fn text(tokens: &[u32], twos: bool) -> WordTokens {
-    WordTokens::new(tokens.chunks(if twos { 2 } else { 1 }))
+    WordTokens::new(tokens.chunks(if twos { 2 } else { 1 })).with_factors(vec![1.0, 0.5, 2.0])
+}
+
+/// What leaving out a word costs.
+fn left_out(text: &WordTokens, word: usize, costs: Costs) -> f64 {
+    costs.left_out * [1.0, 0.5, 2.0, 1.0][word.min(3)] * text.word(word).len() as f64
 }
 
 /// Sets of words that are left out, as flags.
@@ -27,7 +32,7 @@ fn kept(text: &WordTokens, left_out: &[bool], costs: Costs) -> (Vec<(u32, bool)>
     for (word, &left_out) in left_out.iter().enumerate() {
         let tokens = &text.tokens()[text.word(word)];
         if left_out {
-            cost += costs.left_out * tokens.len() as f64;
+            cost += self::left_out(text, word, costs);
         } else {
             kept.extend(tokens.iter().enumerate().map(|(at, token)| (*token, at == 0)));
         }
@@ -83,7 +88,7 @@ fn best_path(frames: usize, durations: &[usize], text: &WordTokens, costs: Costs
             let word = (0..text.words()).find(|word| text.word(*word).start == state);
             if let Some(word) = word {
                 let range = text.word(word);
-                best = self.from(frame, range.end) + costs.left_out * range.len() as f64;
+                best = self.from(frame, range.end) + left_out(text, word, costs);
             }
             if frame >= frames {
                 return if state == tokens { 0.0 } else { best };

@@ -165,7 +165,7 @@ pub fn align(
                 lattice.offer(frame, (frame + 1, state), score + costs.no_text, Way::NoText);
             }
             if let Some(end) = boundary.word_end {
-                let cost = costs.left_out * (end - state) as f64;
+                let cost = costs.left_out * boundary.left_out;
                 lattice.offer(frame, (frame, end), score + cost, Way::LeftOut);
             }
         }
@@ -175,7 +175,7 @@ pub fn align(
     }
     for (state, boundary) in boundaries.iter().enumerate() {
         if let Some(end) = boundary.word_end {
-            let score = *lattice.score(frames, state) + costs.left_out * (end - state) as f64;
+            let score = *lattice.score(frames, state) + costs.left_out * boundary.left_out;
             lattice.offer(frames, (frames, end), score, Way::LeftOut);
         }
     }

@@ -87,7 +87,7 @@ pub struct Phrases {
 }
 
 /// Reads phrases, one a line, with a context score of its own after a tab where a phrase has one. Empty lines are left out, and so are
-/// phrases with characters that the tokenizer does not know.
+/// phrases with characters that the tokenizer knows in neither case.
 ///
 /// # Errors
 /// If the file cannot be read, a score is no number, or no phrase is left.
@@ -139,15 +139,16 @@ pub fn parse_phrases(text: &str, tokenizer: &Tokenizer) -> std::result::Result<P
             }
             None => None,
         };
-        let tokens = tokenizer.encode(phrase);
-        if tokens.is_empty() {
+        if tokenizer.encode(phrase).is_empty() {
             return Err(at("a phrase without tokens".into()));
         }
-        if tokens.contains(&tokenizer.unknown_id()) {
-            left_out.push((index + 1, phrase.to_owned()));
-            continue;
+        // A model that writes one case has the letters of that alone.
+        let cases = [phrase.to_owned(), phrase.to_lowercase(), phrase.to_uppercase()];
+        let mut cases = cases.iter().map(|phrase| tokenizer.encode(phrase));
+        match cases.find(|tokens| !tokens.contains(&tokenizer.unknown_id())) {
+            Some(tokens) => phrases.push(Phrase { tokens, context_score }),
+            None => left_out.push((index + 1, phrase.to_owned())),
         }
-        phrases.push(Phrase { tokens, context_score });
     }
     Ok(Phrases { phrases, left_out })
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use flow_evaluation::alignment::aligned;
+use super::pairs;
 
 /// Windows of a recording with the words of the text that belong there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,14 +33,44 @@ enum Certainty {
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
 
+/// Factors of the cost of words that were heard, and of passages of so many words that were not.
+const HEARD: f64 = 4.0;
+const UNPAIRED: f64 = 0.4;
+const FEWEST_UNHEARD: usize = 4;
+
 /// The places (in the text, among all heard words) of words that correspond to each other. Words are given by their keys; those of the
-/// text may be empty, which correspond to nothing.
-pub fn pairs(text: &[&str], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
+/// text may be empty, which correspond to nothing. `lengths`: words of each segment of the text.
+pub fn pairs(text: &[&str], lengths: &[usize], heard: &[Vec<String>]) -> Vec<(usize, usize)> {
     let compared = compared(text);
-    let said: Vec<&str> = compared.iter().map(|&word| text[word]).collect();
-    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
-    let pairs = aligned(&said, &all).into_iter();
+    let numbers = lengths.iter().enumerate();
+    let segments: Vec<usize> = numbers
+        .flat_map(|(number, length)| std::iter::repeat_n(number, *length))
+        .collect();
+    let segment = |word: usize| segments.get(word).copied().unwrap_or(lengths.len());
+    let said: Vec<_> = compared.iter().map(|&word| (text[word], segment(word))).collect();
+    let windows = heard.iter().enumerate();
+    let all: Vec<_> = windows
+        .flat_map(|(number, words)| words.iter().map(move |word| (word.as_str(), number)))
+        .collect();
+    let pairs = pairs::pairs(&said, &all).into_iter();
     pairs.map(|(word, at)| (compared[word], at)).collect()
+}
+
+/// What the cost of leaving out each word of a text is multiplied by, from its [`pairs`] with what was heard: words that were
+/// heard are seldom left out for others that sound like them, and those of a passage that was not heard easily.
+pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -> Vec<f64> {
+    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
+    let mut factors = vec![UNPAIRED; text.len()];
+    for &(word, at) in pairs {
+        factors[word] = if text[word] == all[at] { HEARD } else { 1.0 };
+    }
+    // A few words may have been overheard.
+    for run in factors.chunk_by_mut(|a, b| *a == UNPAIRED && *b == UNPAIRED) {
+        if run.len() < FEWEST_UNHEARD && run[0] == UNPAIRED {
+            run.fill(1.0);
+        }
+    }
+    factors
 }
 
 /// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs`] of both.
@@ -133,7 +163,7 @@ mod tests {
             .map(|word| if word == "-" { "" } else { word })
             .collect();
         let heard = heard(windows);
-        let blocks = blocks(&text, &heard, &pairs(&text, &heard), frames);
+        let blocks = blocks(&text, &heard, &pairs(&text, &[], &heard), frames);
         blocks
             .into_iter()
             .map(|block| (block.windows, text[block.words].join(" ")))
@@ -166,6 +196,18 @@ mod tests {
     }
 
     #[test]
+    fn passages_that_were_not_heard_are_left_out_easily() {
+        let text = ["a", "b", "", "c", "d", "e", "f", "g", "h", "i"];
+        let heard = heard(&["a x", "g i"]);
+        let pairs = [(0, 0), (1, 1), (7, 2), (9, 3)];
+        assert_eq!(
+            factors(&text, &heard, &pairs),
+            [4.0, 1.0, 0.4, 0.4, 0.4, 0.4, 0.4, 4.0, 1.0, 4.0]
+        );
+        assert_eq!(factors(&[], &heard, &[]), [0.0; 0]);
+    }
+
+    #[test]
     fn blocks_are_not_too_long() {
         let all = found("a b c d", &["x", "y", "z", "w", "v"], &[400; 5]);
         assert_eq!(all.len(), 5);
@@ -183,7 +225,7 @@ mod tests {
         ) {
             let text: Vec<&str> = text.iter().map(String::as_str).collect();
             let (mut at, mut word) = (0, 0);
-            for block in blocks(&text, &windows, &pairs(&text, &windows), &lengths[..windows.len()]) {
+            for block in blocks(&text, &windows, &pairs(&text, &[1, 2], &windows), &lengths[..windows.len()]) {
                 prop_assert_eq!((block.windows.start, block.words.start), (at, word));
                 prop_assert!(block.windows.end >= at && block.words.end >= word);
                 let frames: usize = lengths[block.windows.clone()].iter().sum();

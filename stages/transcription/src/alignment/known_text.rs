@@ -16,6 +16,9 @@ pub fn segments_of_text(text: &str, is_subtitles: bool) -> Result<Vec<String>, S
         }
     };
     match segments.iter().all(|segment| segment.trim().is_empty()) {
+        true if is_subtitles => Err(
+            "there is no cue with a text: a cue is a line of times, such as 00:00:01,000 --> 00:00:02,000, with its text below".to_owned(),
+        ),
         true => Err("the text is empty".to_owned()),
         false => Ok(segments),
     }

@@ -4,6 +4,7 @@
 
 pub(crate) mod blocks;
 mod known_text;
+mod pairs;
 pub(crate) mod spoken_words;
 
 use std::ops::Range;
@@ -14,6 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::segments::{SegmentRules, segments};
+use crate::transcript::number;
 use crate::{Format, LineLimits, Result, Segment, Transcript, TranscriptionError, Word};
 
 pub use known_text::segments_of_text;
@@ -72,6 +74,7 @@ pub struct NotSaid {
     /// Which of the segments they are in, from 0: that of the first one.
     pub segment: usize,
     /// Where they would be, in seconds.
+    #[serde(serialize_with = "number")]
     pub at: f64,
     pub text: String,
 }
@@ -80,7 +83,9 @@ pub struct NotSaid {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WithoutText {
     /// Seconds.
+    #[serde(serialize_with = "number")]
     pub start: f64,
+    #[serde(serialize_with = "number")]
     pub end: f64,
     /// What the model hears there.
     pub text: String,

@@ -10,7 +10,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
-use crate::alignment::blocks::{Block, blocks, pairs};
+use crate::alignment::blocks::{Block, blocks, factors, pairs};
 use crate::alignment::spoken_words::{Case, SpokenWord};
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::long_audio::LongAudio;
@@ -25,6 +25,8 @@ const KEPT_BYTES: usize = 256 << 20;
 const MOST_CELLS: usize = 8 << 20;
 /// Most tokens for each frame of a recording: twelve times those of fast speech.
 const MOST_TOKENS_PER_FRAME: usize = 10;
+/// What is further from speech was not said, in seconds: voice activity may miss a quiet beginning or end.
+const REACH: f64 = 0.5;
 /// Pauses within speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -34,6 +36,8 @@ struct Text {
     /// Words of each segment.
     lengths: Vec<usize>,
     unknown: Vec<char>,
+    /// What the cost of leaving out each word is multiplied by ([`factors`]); empty where nothing was compared.
+    factors: Vec<f64>,
 }
 
 /// What was heard in a window, and what of it is kept.
@@ -78,7 +82,8 @@ impl Recognizer {
     /// the settings of the recognizer, to find out which of them belong to which words; memory does not grow with the length of
     /// the recording, but for the words and what voice activity says.
     ///
-    /// A recording of one window at most is aligned as a whole, without voice activity.
+    /// A recording of one window at most is aligned as a whole; words that the path puts far from what voice activity hears were
+    /// not said.
     ///
     /// # Errors
     /// If the text has no word, the vocabulary none of its letters, or the recording is too short for it; as
@@ -100,10 +105,16 @@ impl Recognizer {
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let samples = first.activity.samples();
+        let found = SpeechWindows::of(first.activity, recognition)?;
         let ranges = match samples <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
             true => std::iter::once(0..samples).collect(),
-            false => SpeechWindows::of(first.activity, recognition)?.windows,
+            false => found.windows,
         };
+        let speech: Vec<Range<f64>> = found
+            .speech
+            .iter()
+            .map(|part| seconds(part.start)..seconds(part.end))
+            .collect();
         let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
         let frames = self
             .model
@@ -140,18 +151,22 @@ impl Recognizer {
             .map(|window| window.words.iter().map(|word| word_key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
-        let pairs = pairs(&keys, &heard);
+        let pairs = pairs(&keys, &text.lengths, &heard);
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
+        text.factors = factors(&keys, &heard, &pairs);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
         let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
             return Ok(None);
         };
+        found.leave_out_far_from(&speech, &text, settings.costs.left_out);
+        let near = |word: &Word| is_near(&speech, word.start, word.end);
         // Words that were heard and are in the text, where the text has them, too.
         let mut is_of_text = vec![false; heard.len()];
         for (word, at) in pairs {
             is_of_text[at] = found.words[word].said && keys[word] == word_key(&heard[at].word);
         }
-        found.tell_without_text(heard.into_iter().zip(is_of_text));
+        let heard = heard.into_iter().zip(is_of_text);
+        found.tell_without_text(heard.filter(|(word, _)| near(word)));
         found.with_segments(&text.lengths, &settings.segments).map(Some)
     }
 
@@ -174,6 +189,7 @@ impl Recognizer {
             words: Vec::new(),
             lengths: Vec::with_capacity(segments.len()),
             unknown: Vec::new(),
+            factors: Vec::new(),
         };
         for segment in segments {
             let before = text.words.len();
@@ -288,12 +304,9 @@ impl Recognizer {
                 if cancelled() {
                     return Ok(false);
                 }
-                let result = self.align_block(
-                    &windows[block.windows.clone()],
-                    &text.words[block.words.clone()],
-                    at,
-                    settings,
-                )?;
+                let factors = text.factors.get(block.words.clone()).unwrap_or_default();
+                let words = (&text.words[block.words.clone()], factors);
+                let result = self.align_block(&windows[block.windows.clone()], words, at, settings)?;
                 at = result.words.last().map_or(at, |word| word.end);
                 results.push(result);
                 for window in &mut windows[block.windows.clone()] {
@@ -331,11 +344,11 @@ impl Recognizer {
         Ok(Some(joined(&windows, results, text)))
     }
 
-    /// Aligns words with windows. `after`: seconds at which the words before them end.
+    /// Aligns words, with their factors, with windows. `after`: seconds at which the words before them end.
     fn align_block(
         &self,
         windows: &[Window],
-        words: &[SpokenWord],
+        (words, factors): (&[SpokenWord], &[f64]),
         after: f64,
         settings: &AlignmentSettings,
     ) -> Result<BlockResult> {
@@ -347,7 +360,8 @@ impl Recognizer {
             _ => (none, none),
         };
         let tokens = std::iter::once(before).chain(words.iter().map(|word| &word.tokens[..]));
-        let tokens = WordTokens::new(tokens.chain([behind]));
+        let of_words = std::iter::once(1.0).chain(factors.iter().copied()).collect();
+        let tokens = WordTokens::new(tokens.chain([behind])).with_factors(of_words);
         let cells = (tokens.tokens().len() + 1).saturating_mul(2 * clock.frames.max(1));
         let found = match parts.is_empty() || cells > MOST_CELLS {
             true => AlignedTokens {
@@ -390,10 +404,23 @@ impl Recognizer {
             }
             aligned.push(result);
         }
+        // A score counts each word that was left out alike.
+        let left_out = words
+            .iter()
+            .zip(&aligned)
+            .zip(factors)
+            .filter(|((_, word), _)| !word.said);
+        let cheaper: f64 = left_out
+            .map(|((word, _), factor)| settings.costs.left_out * (1.0 - factor) * word.tokens.len() as f64)
+            .sum();
         let without_text = found.without_text.iter();
         Ok(BlockResult {
             words: aligned,
-            score: found.score,
+            score: if parts.is_empty() || cells > MOST_CELLS {
+                found.score
+            } else {
+                found.score + cheaper
+            },
             without_text: without_text
                 .map(|frames| clock.start(frames.start)..clock.end(frames.end))
                 .collect(),
@@ -464,6 +491,26 @@ impl Clock {
         };
         let time = start + (frame - first + after) as f64 * self.frame_seconds - self.delay;
         time.max(start).min(end)
+    }
+}
+
+/// Whether a time is near any of these ranges, which are in order.
+fn is_near(speech: &[Range<f64>], start: f64, end: f64) -> bool {
+    let next = speech.partition_point(|part| part.end + REACH <= start);
+    speech.get(next).is_some_and(|part| part.start - REACH < end)
+}
+
+impl Aligned {
+    /// Leaves out the words that are far from speech, at the cost of words that a path leaves out.
+    fn leave_out_far_from(&mut self, speech: &[Range<f64>], text: &Text, left_out: f64) {
+        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        for (word, spoken) in self.words.iter_mut().zip(&text.words) {
+            let Some(logprob) = word.logprob.filter(|_| !is_near(speech, word.start, word.end)) else {
+                continue;
+            };
+            self.score += (left_out - logprob) * spoken.tokens.len() as f64 / tokens.max(1) as f64;
+            (word.end, word.logprob, word.said) = (word.start, None, false);
+        }
     }
 }
 

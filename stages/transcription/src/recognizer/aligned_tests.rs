@@ -173,7 +173,7 @@ fn windows_that_are_encoded_again_give_the_same() {
             .map(|window| window.words.iter().map(|word| word_key(&word.word)).collect())
             .collect();
         let lengths: Vec<usize> = windows.iter().map(|window| window.frames).collect();
-        let blocks = blocks(&keys, &heard, &pairs(&keys, &heard), &lengths);
+        let blocks = blocks(&keys, &heard, &pairs(&keys, &text.lengths, &heard), &lengths);
         windows[lost].encoded = None;
         windows.last_mut().unwrap().encoded = None;
         let other = recognizer
@@ -218,6 +218,29 @@ fn texts_that_cannot_be_aligned_are_refused() {
     // Silence says nothing.
     let silence = align(&recognizer, &vec![0.0; 400_000], &["कल शाम".to_owned()]).unwrap();
     assert_eq!((silence.words_said(), silence.not_said.len()), (0, 1));
+}
+
+/// The lattice has a path through anything, and a recording of one window is aligned as a whole.
+#[test]
+fn words_are_not_said_where_nobody_speaks() {
+    let recognizer = recognizer();
+    let text = joined_text(&heard(&recognizer).2[0]);
+    let mut random = 1u32;
+    let noise: Vec<f32> = (0..20 * SAMPLE_RATE)
+        .map(|_| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            0.1 * (random as f32 / u32::MAX as f32 - 0.5)
+        })
+        .collect();
+    let long = [text.as_str(); 12].join(" ");
+    let found = align(&recognizer, &noise, std::slice::from_ref(&long)).unwrap();
+    assert_eq!((found.words_said(), found.without_text.len()), (0, 0), "{found:?}");
+    assert_eq!(found.not_said.len(), 1);
+    assert!(found.score < -4.0, "{}", found.score);
+    // Without voice activity nobody knows.
+    let off = settings(VoiceActivity::Off);
+    let found = recognizer.align(&noise, &[text], &off, &AlignmentSettings::default(), &|| false);
+    assert!(found.unwrap().unwrap().words_said() > 0);
 }
 
 /// `NAME.wav` with `NAME.json`: `words` are lists of word, start, end in seconds, and the number of a line.

@@ -96,6 +96,11 @@ impl Recognizer {
             let why = "beam search needs the whole recording; while it is spoken the model is decoded by greedy search";
             return Err(TranscriptionError::setting("beam", why.to_owned()));
         }
+        if self.decodes_ctc() && decoding.settings.fusion.has_models() {
+            let why = "with a CTC head phrases and language models need beam search, which needs the whole recording: while it is \
+                       spoken, boost with a transducer (`decoder`), or not at all";
+            return Err(TranscriptionError::setting("boost", why.to_owned()));
+        }
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = match plans.iter().find(|plan| plan.context == context) {
             Some(plan) => Arc::clone(plan),

@@ -249,12 +249,15 @@ impl Recognizer {
 
     /// Decodes the next frames of a recording, (frames, d).
     fn decode_next(&self, encoded: &Tensor, found: &mut Decoded) -> Result<()> {
-        let from = |part: &Range<usize>| part.start.saturating_sub(found.frames)..part.end.saturating_sub(found.frames);
+        // Each frame looks through them: only those of these frames.
+        let frames = found.frames..found.frames + encoded.dims()[0];
+        let of_these = |part: &&Range<usize>| part.start < frames.end && part.end > frames.start;
+        let from = |part: &Range<usize>| part.start.saturating_sub(frames.start)..part.end - frames.start;
         let of_part = match found.decoding.speech.is_empty() {
             true => Cow::Borrowed(&found.decoding),
             false => Cow::Owned(DecodingSettings {
                 speech: (found.decoding.speech.iter())
-                    .map(|speech| speech.iter().map(from).collect())
+                    .map(|speech| speech.iter().filter(of_these).map(from).collect())
                     .collect(),
                 ..found.decoding.clone()
             }),

@@ -80,3 +80,31 @@ fn words_begin_near_where_they_were_said() {
         assert!(is_good, "{name} of {measured:#?}");
     }
 }
+
+/// Twenty seconds of speech have no text, and the last lines of the text no speech: as many words each, so that the fewest edits
+/// would put every line beside speech of another.
+#[test]
+fn lines_between_missing_passages_are_where_they_were_said() {
+    let recognizer = recognizer();
+    let ((english, others), (hindi, words)) = (known("en"), known("hi"));
+    let after = english.len() as f64 / 16_000.0;
+    let samples = [english, hindi].concat();
+    let line =
+        |words: &[(String, Option<f64>)]| words.iter().map(|(word, _)| word.clone()).collect::<Vec<_>>().join(" ");
+    let never_said: Vec<_> = others.into_iter().rev().collect();
+    let lines: Vec<String> = words.chunks(6).chain(never_said.chunks(6)).map(line).collect();
+    let settings = settings(VoiceActivity::Neural);
+    let found = recognizer.align(&samples, &lines, &settings, &AlignmentSettings::default(), &|| false);
+    let found = found.unwrap().unwrap();
+    let (hindi, rest) = found.words.split_at(words.len());
+    let said: Vec<f64> = (hindi.iter().zip(&words).filter(|(word, _)| word.said))
+        .filter_map(|(word, (_, known))| Some(word.start - (*known)? - after))
+        .collect();
+    assert!(
+        said.len() >= 34 && said.iter().all(|difference| difference.abs() < 0.5),
+        "{said:?}"
+    );
+    assert!(rest.iter().filter(|word| word.said).count() <= 6, "{rest:?}");
+    let untold: f64 = found.without_text.iter().map(|part| part.end - part.start).sum();
+    assert!(untold > 6.0, "{:?}", found.without_text);
+}
