@@ -7,9 +7,10 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
-use flow_model::checkpoint::{StoredModel, read_packed};
+use flow_model::checkpoint::StoredModel;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ModelConfig};
+use flow_nn::tensor_files::read_packed;
 
 const CONFIG: &str = "
 preprocessor: {sample_rate: 16000, window_size: 0.025, window_stride: 0.01, features: 128, n_fft: 512, dither: 0.0, pad_to: 0}

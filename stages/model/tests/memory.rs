@@ -10,10 +10,10 @@ use flow_model::allocation::{Count, Counted};
 use flow_model::checkpoint::{OpenModel, TensorEntry, write_adapter};
 use flow_model::decoding_memory::{WeightParts, batch_bytes, weight_bytes};
 use flow_model::joint::{Joint, JointSizes};
-use flow_model::lora::LoraConfig;
 use flow_model::loss::TdtLoss;
 use flow_model::model::TdtModel;
 use flow_model::{Gradients, Mode, ParameterBuilder, Precision, Weights};
+use flow_nn::lora::LoraConfig;
 
 #[global_allocator]
 static ALLOCATOR: Counted<System> = Counted(System);
