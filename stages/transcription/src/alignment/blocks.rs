@@ -33,7 +33,7 @@ enum Certainty {
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
 
-/// Factors of the cost of words that were heard, and of passages of so many words that were not.
+/// Factors of the cost of words that were heard, and of passages of at least this many words that were not.
 const HEARD: f64 = 4.0;
 const UNPAIRED: f64 = 0.4;
 const FEWEST_UNHEARD: usize = 4;
