@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use flow_text::language_tag::usual_language;
 
+use super::DecodingArguments;
+
 #[derive(Debug, Subcommand)]
 pub enum EvaluateCommand {
     /// Error rates of diarization, and of words with speakers, against a reference
@@ -129,12 +131,8 @@ pub struct EvaluateBoostingArguments {
     /// The weights to try, separated by commas
     #[arg(long, value_name = "WEIGHTS", value_delimiter = ',', default_values_t = [0.0, 0.25, 0.5, 1.0, 2.0], value_parser = weight)]
     pub weights: Vec<f64>,
-    /// The model, as for `flow transcribe`
-    #[arg(long, value_name = "MODEL")]
-    pub model: Option<String>,
-    /// As for `flow transcribe`
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
-    pub beam: Option<u16>,
+    #[command(flatten)]
+    pub decoding: DecodingArguments,
     /// A parameter of pipelines/transcribe.yaml that has no option of `flow transcribe`, such as `coverage=off`
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,

@@ -34,8 +34,8 @@ pub use model::{
     ModelInfoArguments, NewPieces,
 };
 pub use recordings::{
-    ChannelUse, Coverage, Decoder, DiarizeArguments, Precision, RecordingsArguments, SpeakersArguments,
-    TranscribeArguments, WindowMethod,
+    ChannelUse, Coverage, Decoder, DecodingArguments, DiarizeArguments, Precision, RecordingsArguments,
+    SpeakersArguments, TranscribeArguments, WindowMethod,
 };
 pub use run::{
     CheckArguments, Launcher, PipelineArguments, PlanArguments, ProcessArguments, Progress, RunArguments,

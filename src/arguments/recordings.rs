@@ -20,13 +20,8 @@ pub struct TranscribeArguments {
     /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
     #[arg(long, value_name = "FORMATS", default_value = "txt")]
     pub format: Vec<String>,
-    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage; the bundled small
-    /// model if not given
-    #[arg(long, value_name = "MODEL")]
-    pub model: Option<String>,
-    /// What the model processes at once
-    #[arg(long, value_name = "HOW", default_value = "auto")]
-    pub window: WindowMethod,
+    #[command(flatten)]
+    pub decoding: DecodingArguments,
     /// Tell how much of the speech has words (`measure`), and decode speech without words again (`recover`, if nothing else is said);
     /// the JSON has both. See docs/transcription.md
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "recover")]
@@ -35,6 +30,29 @@ pub struct TranscribeArguments {
     /// be given
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub require_coverage: Option<f64>,
+    /// A file of phrases to boost, one per line (their weight: --set boost_weight=1)
+    #[arg(long, value_name = "FILE")]
+    pub boost: Option<PathBuf>,
+    /// How to use several channels
+    #[arg(long, value_name = "HOW", default_value = "mix")]
+    pub channels: ChannelUse,
+    /// Say who speaks: of each segment and each word
+    #[arg(long)]
+    pub diarize: bool,
+    #[command(flatten)]
+    pub speakers: SpeakersArguments,
+}
+
+/// Which model transcribes, and how.
+#[derive(Args, Clone, Debug)]
+pub struct DecodingArguments {
+    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage; the bundled small
+    /// model if not given
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// What the model processes at once
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub window: WindowMethod,
     /// The head that decodes a model with two [default: the transducer, or CTC where there is none]
     #[arg(long, value_name = "HEAD")]
     pub decoder: Option<Decoder>,
@@ -44,9 +62,6 @@ pub struct TranscribeArguments {
     /// An n-gram language model in the ARPA format, such as `flow lm build` writes (its weight: --set lm_weight=0.3)
     #[arg(long, value_name = "FILE")]
     pub lm: Option<PathBuf>,
-    /// A file of phrases to boost, one per line (their weight: --set boost_weight=1)
-    #[arg(long, value_name = "FILE")]
-    pub boost: Option<PathBuf>,
     /// The languages that are spoken, apart by commas, such as `fr` or `hi,en`: nothing is written in another script
     #[arg(long, value_name = "CODES")]
     pub language: Option<String>,
@@ -54,9 +69,6 @@ pub struct TranscribeArguments {
     /// languages are less probable (their weight: --set language_weight=1)
     #[arg(long, value_name = "FILE", requires = "language")]
     pub language_prior: Option<PathBuf>,
-    /// How to use several channels
-    #[arg(long, value_name = "HOW", default_value = "mix")]
-    pub channels: ChannelUse,
     /// Where the model is computed: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
@@ -64,11 +76,6 @@ pub struct TranscribeArguments {
     /// words; see docs/transcription.md
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub precision: Precision,
-    /// Say who speaks: of each segment and each word
-    #[arg(long)]
-    pub diarize: bool,
-    #[command(flatten)]
-    pub speakers: SpeakersArguments,
 }
 
 #[derive(Args, Debug)]

@@ -100,11 +100,9 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
 /// What does not fit, on standard error.
 fn report(found: &flow_transcription::alignment::Aligned) {
     let words = plural(found.words.len() as u64, "word");
-    tell(&format!(
-        "{} of {words} were said; score {:.2}",
-        found.words_said(),
-        found.score
-    ));
+    let said = found.words_said();
+    let were = if said == 1 { "was" } else { "were" };
+    tell(&format!("{said} of {words} {were} said; score {:.2}", found.score));
     if !found.unknown.is_empty() {
         let unknown: Vec<String> = found.unknown.iter().map(char::to_string).collect();
         tell(&format!(

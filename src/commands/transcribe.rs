@@ -103,12 +103,12 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
         ));
     }
     check_words_of_coverage(arguments)?;
-    let decoder = arguments.decoder.map(|decoder| match decoder {
+    let decoder = arguments.decoding.decoder.map(|decoder| match decoder {
         Decoder::Transducer => HeadKind::Transducer,
         Decoder::Ctc => HeadKind::Ctc,
     });
     fetch_diarization_model(&arguments.speakers, &arguments.recordings)?;
-    let precision = flow_model::Precision::from(arguments.precision);
+    let precision = flow_model::Precision::from(arguments.decoding.precision);
     if speaks && let Some(warning) = precision.warning() {
         let _ = writeln!(io::stderr(), "warning: {warning}");
     }
@@ -117,31 +117,31 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     let mut set = vec![
         format!("write_transcripts={has_transcripts}"),
         format!("write_rttm={}", formats.contains(&RTTM)),
-        format!("device={}", arguments.device),
+        format!("device={}", arguments.decoding.device),
         format!("precision={}", precision.name()),
         format!("channels={}", written(arguments.channels)),
-        format!("window={}", written(arguments.window)),
+        format!("window={}", written(arguments.decoding.window)),
         format!("diarize={}", arguments.diarize),
     ];
     if has_transcripts {
         set.push(format!("formats={transcripts}"));
     }
     set.extend(speakers);
-    set.extend(arguments.beam.map(|beam| format!("beam={beam}")));
+    set.extend(arguments.decoding.beam.map(|beam| format!("beam={beam}")));
     set.extend(decoder.map(|decoder| format!("decoder={}", decoder.name())));
     let required = arguments.require_coverage;
     let coverage = arguments.coverage.or(required.map(|_| Coverage::Recover));
     set.extend(coverage.map(|coverage| format!("coverage={}", written(coverage))));
-    if let Some(given) = &arguments.language {
+    if let Some(given) = &arguments.decoding.language {
         let languages = parse_languages(given);
         let languages =
             languages.map_err(|why| Failure::usage(format!("--language: {why}"), "such as fr, or hi,en"))?;
         set.push(format!("languages={}", json(&languages)));
     }
     for (name, file) in [
-        ("lm", &arguments.lm),
+        ("lm", &arguments.decoding.lm),
         ("boost", &arguments.boost),
-        ("language_prior", &arguments.language_prior),
+        ("language_prior", &arguments.decoding.language_prior),
     ] {
         if let Some(file) = file {
             let Some(path) = file.to_str() else {
@@ -155,7 +155,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             set.push(format!("{name}={}", json(&[path.to_owned()])[0]));
         }
     }
-    match &arguments.model {
+    match &arguments.decoding.model {
         Some(model) => {
             let path = local_model(model, speaks)?;
             check_decoder(decoder, &path)?;

@@ -32,8 +32,8 @@ const MOST_HEADER: usize = 1 << 20;
 
 pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let as_json = check(arguments)?;
-    let delay = delay(&arguments.recordings.set)?;
-    let Some(model) = &arguments.model else {
+    let [delay, boost_weight] = parameters(&arguments.recordings.set)?;
+    let Some(model) = &arguments.decoding.model else {
         return Err(Failure::usage(
             "the bundled small model hears whole recordings",
             "--stream takes a cache-aware model: name one by --model",
@@ -41,20 +41,22 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
     };
     let speaks = !matches!(arguments.recordings.progress, Progress::None | Progress::Json);
     let device: DeviceChoice = arguments
+        .decoding
         .device
         .parse()
         .map_err(|error| Failure::usage(format!("--device: {error}"), "cpu, cuda or cuda:1"))?;
     let device = device.open(0).map_err(Failure::unreadable)?;
-    let (weights, precision) = (Weights::default().into(), arguments.precision.into());
+    let (weights, precision) = (Weights::default().into(), arguments.decoding.precision.into());
     let recognizer = Recognizer::load_in(&local_model(model, speaks)?, weights, precision, &device);
     let options = DecodingOptions {
-        head: arguments.decoder.map(|decoder| match decoder {
+        head: arguments.decoding.decoder.map(|decoder| match decoder {
             Decoder::Transducer => HeadKind::Transducer,
             Decoder::Ctc => HeadKind::Ctc,
         }),
-        beam: arguments.beam.map_or(0, usize::from),
-        lm: arguments.lm.clone(),
+        beam: arguments.decoding.beam.map_or(0, usize::from),
+        lm: arguments.decoding.lm.clone(),
         boost: arguments.boost.clone(),
+        boost_weight,
         ..DecodingOptions::default()
     };
     let recognizer = recognizer.and_then(|recognizer| recognizer.with_decoding(&options));
@@ -65,14 +67,18 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
         let milliseconds = (recognizer.latency(context) * 1000.0).round();
         tell(&format!("attention context {context}: a latency of {milliseconds} ms"));
     }
-    let languages = arguments.language.as_deref().map_or(Ok(Vec::new()), parse_languages);
+    let languages = arguments
+        .decoding
+        .language
+        .as_deref()
+        .map_or(Ok(Vec::new()), parse_languages);
     let request = DecodingRequest {
         languages: languages.map_err(|why| Failure::usage(format!("--language: {why}"), "such as fr"))?,
         ..DecodingRequest::default()
     };
     let decoding = recognizer.decoding_for(&request).map_err(Failure::unreadable)?;
     if speaks {
-        let precision = flow_model::Precision::from(arguments.precision);
+        let precision = flow_model::Precision::from(arguments.decoding.precision);
         let notes = recognizer.notes().iter().chain(&decoding.notes).map(String::as_str);
         let warning = precision.warning();
         for note in notes.chain(warning.as_deref()) {
@@ -112,13 +118,13 @@ fn check(arguments: &TranscribeArguments) -> Result<bool, Failure> {
         (has_count, "--num-speakers"),
         (speakers.known_speakers.is_some(), "--known-speakers"),
         (speakers.diarization_model.is_some(), "--diarization-model"),
-        (arguments.window != WindowMethod::Auto, "--window"),
+        (arguments.decoding.window != WindowMethod::Auto, "--window"),
         (arguments.channels == ChannelUse::Split, "--channels split"),
         (
             arguments.coverage.is_some() || arguments.require_coverage.is_some(),
             "--coverage",
         ),
-        (arguments.language_prior.is_some(), "--language-prior"),
+        (arguments.decoding.language_prior.is_some(), "--language-prior"),
         (recordings.track.is_some() && is_standard_input, "--track"),
         (recordings.out.is_some(), "--out"),
         (recordings.overwrite, "--overwrite"),
@@ -147,22 +153,24 @@ fn check(arguments: &TranscribeArguments) -> Result<bool, Failure> {
     }
 }
 
-/// The value of `delay`, the one parameter of the pipeline that a stream has.
-fn delay(set: &[String]) -> Result<f64, Failure> {
-    let mut delay = 0.0;
+/// The values of `delay` and `boost_weight`, the parameters of the pipeline that a stream has.
+fn parameters(set: &[String]) -> Result<[f64; 2], Failure> {
+    let mut values = [0.0, DecodingOptions::default().boost_weight];
+    let known = [("delay", 1.0, "0 to 1 second"), ("boost_weight", 100.0, "0 to 100")];
     for setting in set {
-        let Some(("delay", value)) = setting.split_once('=') else {
+        let given = setting.split_once('=');
+        let found = given.and_then(|(name, value)| Some((known.iter().position(|known| known.0 == name)?, value)));
+        let Some((at, value)) = found else {
             let message = format!("`--set {setting}` does not go with --stream");
-            return Err(Failure::usage(message, "with it there is `--set delay=SECONDS` alone"));
+            let help = "with it there are `--set delay=SECONDS` and `--set boost_weight=WEIGHT`";
+            return Err(Failure::usage(message, help));
         };
-        let seconds = value
-            .trim()
-            .parse()
-            .ok()
-            .filter(|seconds| (0.0..=1.0).contains(seconds));
-        delay = seconds.ok_or_else(|| Failure::usage(format!("`--set {setting}`"), "`delay` is from 0 to 1 second"))?;
+        let (name, most, range) = known[at];
+        let number = value.trim().parse().ok().filter(|number| (0.0..=most).contains(number));
+        values[at] =
+            number.ok_or_else(|| Failure::usage(format!("`--set {setting}`"), format!("`{name}` is from {range}")))?;
     }
-    Ok(delay)
+    Ok(values)
 }
 
 /// A recording that is heard, and where its words go.
@@ -392,14 +400,12 @@ impl Printer<'_> {
     }
 }
 
+/// A word as a transcript has it.
 fn word_event(word: &Word) -> serde_json::Value {
-    json!({
-        "type": "word",
-        "word": word.word.trim(),
-        "start": word.start,
-        "end": word.end,
-        "confidence": word.confidence,
-    })
+    let mut event = json!(word);
+    event["type"] = json!("word");
+    event["word"] = json!(word.word.trim());
+    event
 }
 
 #[cfg(test)]
@@ -407,13 +413,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_has_a_delay_and_no_other_parameter() {
-        let of = |set: &[&str]| delay(&set.iter().map(|&set| set.to_owned()).collect::<Vec<_>>());
-        assert_eq!((of(&[]).unwrap(), of(&["delay=0.08"]).unwrap()), (0.0, 0.08));
-        for wrong in ["delay=nan", "delay=2", "delay=-0.1", "delay=", "max_window=3", "delay"] {
+    fn a_stream_has_a_delay_and_a_weight_of_phrases() {
+        let of = |set: &[&str]| parameters(&set.iter().map(|&set| set.to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&[]).unwrap(), [0.0, 1.0]);
+        assert_eq!(of(&["delay=0.08", "boost_weight=0.25"]).unwrap(), [0.08, 0.25]);
+        for wrong in [
+            "delay=nan",
+            "delay=2",
+            "delay=-0.1",
+            "delay=",
+            "max_window=3",
+            "delay",
+            "boost_weight=101",
+            "boost_weight=-1",
+        ] {
             let error = of(&[wrong]).unwrap_err().to_string();
             assert!(error.contains(wrong), "{error}");
         }
+    }
+
+    #[test]
+    fn events_have_the_digits_of_transcripts() {
+        let word = Word {
+            word: " a ".to_owned(),
+            start: 0.1 + 0.2,
+            end: 0.7 + 0.1,
+            confidence: Some(1.0 / 3.0),
+            speaker: None,
+        };
+        let expected = json!({"type": "word", "word": "a", "start": 0.3, "end": 0.8, "confidence": 0.333_333});
+        assert_eq!(word_event(&word), expected);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `flow evaluate boosting`: the weight of boosted phrases with which a model makes the fewest errors on recordings whose texts are known.
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Parser;
 use flow_base::escape::escape_line;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::files::{files_below, read};
 use super::normalizer;
 use super::texts::rate;
-use crate::arguments::{Arguments, Command, EvaluateBoostingArguments};
+use crate::arguments::{Arguments, Command, EvaluateBoostingArguments, TranscribeArguments};
 use crate::commands::transcribe::transcribe;
 use crate::failure::{Exit, Failure};
 
@@ -88,7 +88,8 @@ pub fn boosting(
             continue;
         }
         let transcripts = folder.path().join(all.len().to_string());
-        match transcribed(arguments, weight, (folder.path(), &transcripts), registry)? {
+        let of_weight = transcription(arguments, weight, (folder.path(), &transcripts))?;
+        match transcribe(&of_weight, registry, &mut io::sink())? {
             Exit::Done | Exit::Noted => {}
             failed => return Ok(failed),
         }
@@ -158,40 +159,29 @@ fn phrases(text: &str) -> Result<Vec<String>, &'static str> {
     }
 }
 
-/// Runs `flow transcribe` with a weight.
-fn transcribed(
+/// The arguments of `flow transcribe` with a weight.
+fn transcription(
     arguments: &EvaluateBoostingArguments,
     weight: f64,
-    (folder, transcripts): (&Path, &PathBuf),
-    registry: &Registry,
-) -> Result<Exit, Failure> {
-    let mut line: Vec<std::ffi::OsString> = [
-        "flow",
-        "transcribe",
-        "--format",
-        "json",
-        "--progress",
-        "none",
-        "--boost",
-    ]
-    .map(Into::into)
-    .to_vec();
-    line.extend([arguments.boost.clone().into(), "--out".into(), transcripts.into()]);
+    (folder, transcripts): (&Path, &Path),
+) -> Result<TranscribeArguments, Failure> {
+    let mut line: Vec<std::ffi::OsString> = ["flow", "transcribe", "--format", "json", "--progress", "none"]
+        .map(Into::into)
+        .to_vec();
+    line.extend(["--boost".into(), arguments.boost.clone().into()]);
+    line.extend(["--out".into(), transcripts.into()]);
     line.extend(["--state".into(), folder.join("state").into()]);
     line.extend(["--set".into(), format!("boost_weight={weight}").into()]);
-    if let Some(model) = &arguments.model {
-        line.extend(["--model".into(), model.into()]);
-    }
-    if let Some(beam) = arguments.beam {
-        line.extend(["--beam".into(), beam.to_string().into()]);
-    }
     for set in &arguments.set {
         line.extend(["--set".into(), set.into()]);
     }
     line.extend(["--".into(), (&arguments.manifest).into()]);
     let parsed = Arguments::try_parse_from(line).map_err(|error| Failure::Bug(error.to_string()))?;
     match parsed.command {
-        Command::Transcribe(arguments) => transcribe(&arguments, registry, &mut io::sink()),
+        Command::Transcribe(parsed) => Ok(TranscribeArguments {
+            decoding: arguments.decoding.clone(),
+            ..parsed
+        }),
         _ => Err(Failure::Bug(
             "the arguments of `flow transcribe` are those of another command".to_owned(),
         )),
@@ -247,6 +237,27 @@ mod tests {
         ];
         assert_eq!(best(&all).unwrap().weight, 0.25);
         assert!(best(&[]).is_none());
+    }
+
+    #[test]
+    fn recordings_are_decoded_as_by_transcribe() {
+        use crate::arguments::EvaluateCommand;
+        let decoding = "--model m.nemo --window chunked --decoder ctc --beam 4 --lm l.arpa --language hi,en --language-prior p --device cuda:1 --precision bf16";
+        let line = format!("flow evaluate boosting rows.jsonl --boost names.txt --set coverage=off {decoding}");
+        let Command::Evaluate(EvaluateCommand::Boosting(given)) =
+            Arguments::try_parse_from(line.split(' ')).unwrap().command
+        else {
+            panic!("another command");
+        };
+        let found = transcription(&given, 0.5, (Path::new("f"), Path::new("f/0"))).unwrap();
+        let line = format!(
+            "flow transcribe --format json --progress none --boost names.txt --out f/0 --state f/state --set boost_weight=0.5 \
+             --set coverage=off {decoding} rows.jsonl"
+        );
+        let Command::Transcribe(expected) = Arguments::try_parse_from(line.split_whitespace()).unwrap().command else {
+            panic!("another command");
+        };
+        assert_eq!(format!("{found:?}"), format!("{expected:?}"));
     }
 
     #[test]

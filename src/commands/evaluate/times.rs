@@ -31,6 +31,8 @@ const ENDINGS: &[&str] = &["ctm", "json"];
 struct TimedWord {
     text: String,
     times: [f64; 2],
+    /// False where an alignment says that it was not said: it has no time of its own.
+    said: bool,
 }
 
 /// Words in order of their beginnings, by recording.
@@ -43,7 +45,7 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
     let normalizer = normalizer(&arguments.normalization)?;
     let reference = timed_words(&arguments.reference, &normalizer)?;
     let hypothesis = timed_words(&arguments.hypothesis, &normalizer)?;
-    let mut said = 0;
+    let (mut said, mut not_said) = (0, 0);
     let mut differences: [Vec<f64>; 2] = Default::default();
     let mut recordings = Vec::new();
     let mut missing = Vec::new();
@@ -57,7 +59,9 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
         let texts = |words: &[TimedWord]| -> Vec<String> { words.iter().map(|word| word.text.clone()).collect() };
         for (row, column) in aligned(&texts(reference), &texts(hypothesis)) {
             let (known, found) = (&reference[row], &hypothesis[column]);
-            if known.text == found.text {
+            if !known.said || !found.said {
+                not_said += 1;
+            } else if known.text == found.text {
                 for (here, (found, known)) in here.iter_mut().zip(found.times.iter().zip(known.times)) {
                     here.push(found - known);
                 }
@@ -95,6 +99,7 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
         let document = json!({
             "words": said,
             "compared": both,
+            "not_said": not_said,
             "beginnings": beginnings.figures(),
             "ends": ends.figures(),
         });
@@ -107,6 +112,13 @@ pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<
         count(both),
         count(said as u64)
     )?;
+    if not_said > 0 {
+        writeln!(
+            out,
+            "{} not said, by the alignment, and have no times to compare",
+            count(not_said)
+        )?;
+    }
     let head = ["", "median", "95 % within", "signed median"].map(str::to_owned);
     for line in lines(&[head.to_vec(), beginnings.cells("beginnings"), ends.cells("ends")]) {
         writeln!(out, "{line}")?;
@@ -175,10 +187,10 @@ fn timed_words(path: &Path, normalizer: &Normalizer) -> Result<Words, Failure> {
 }
 
 fn of_file(path: &Path, text: &str, normalizer: &Normalizer) -> Result<Words, String> {
-    let word = |text: &str, language: &str, times: [f64; 2]| {
+    let word = |text: &str, language: &str, times: [f64; 2], said: bool| {
         let text = words(&normalizer.apply(text.trim(), language)).concat();
         // A lone punctuation mark may be nothing.
-        (!text.is_empty()).then_some(TimedWord { text, times })
+        (!text.is_empty()).then_some(TimedWord { text, times, said })
     };
     if path
         .extension()
@@ -187,7 +199,7 @@ fn of_file(path: &Path, text: &str, normalizer: &Normalizer) -> Result<Words, St
         let recordings = words_of_ctm(text)?.into_iter();
         let recordings = recordings.map(|(name, said)| {
             let words = said.iter();
-            let words = words.filter_map(|said| word(&said.text, "", [said.turn.start, said.turn.end]));
+            let words = words.filter_map(|said| word(&said.text, "", [said.turn.start, said.turn.end], true));
             (name, words.collect())
         });
         return Ok(recordings.collect());
@@ -196,7 +208,10 @@ fn of_file(path: &Path, text: &str, normalizer: &Normalizer) -> Result<Words, St
     let language = transcript.metadata.languages.first();
     let language = language.map(|language| usual_language(language)).unwrap_or_default();
     let said = transcript.segments.iter().flat_map(|segment| &segment.words);
-    let words = said.filter_map(|said| word(&said.word, &language, [said.start, said.end]));
+    let words = said.filter_map(|said| {
+        let was_said = said.end > said.start || said.confidence != Some(0.0);
+        word(&said.word, &language, [said.start, said.end], was_said)
+    });
     let words: Vec<TimedWord> = words.collect();
     if words.is_empty() && !transcript.segments.is_empty() {
         return Err("it has no times of words".to_owned());
@@ -262,11 +277,16 @@ mod tests {
             end: start + 0.5,
             ..Word::default()
         };
+        let not_said = Word {
+            end: 1.75,
+            confidence: Some(0.0),
+            ..word("two", 1.75)
+        };
         let segment = Segment {
             start: 1.25,
             end: 3.75,
-            text: "One three.".to_owned(),
-            words: vec![word("One", 1.25), word("three.", 3.25)],
+            text: "One two three.".to_owned(),
+            words: vec![word("One", 1.25), not_said, word("three.", 3.25)],
             ..Segment::default()
         };
         let metadata = Metadata {
@@ -275,6 +295,7 @@ mod tests {
         };
         let transcript = Transcript::from_segments(metadata, Performance::default(), vec![segment]);
         let found = compared(CTM, ("found.json", &transcript.to_json().unwrap())).unwrap();
+        assert_eq!(found["not_said"], json!(1));
         assert_eq!((&found["words"], &found["compared"]), (&json!(3), &json!(2)));
         near(&found["beginnings"]["median"], 0.25);
         near(&found["ends"]["signed_median"], 0.25);
