@@ -1,8 +1,9 @@
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
 
-use arrow::array::{Int32Array, Int64Array, UInt32Array};
-use arrow::datatypes::Int64Type;
+use arrow::array::{AsArray, Int32Array, Int64Array, UInt32Array};
+use arrow::datatypes::{DataType, Int64Type};
 use flow_runtime::harness::{Harness, Output};
 
 use super::*;
