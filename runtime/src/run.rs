@@ -11,6 +11,7 @@ mod log;
 mod node;
 mod records;
 mod region;
+mod running;
 mod schedule;
 mod signals;
 mod spread;
@@ -35,8 +36,9 @@ pub use flow_plan::run_error::{LeftOut, RunError};
 use flow_plan::{Plan, StagePlan};
 use flow_processes::{Loss, SignalFlags};
 use flow_spec::Checked;
-use flow_store::{Access, SnapshotWriter, Store, run_name};
+use flow_store::{Access, Store, run_name};
 pub use follow::follow;
+use running::Running;
 pub use signals::is_ignored;
 use spread::Spread;
 pub use summary::{RunSummary, StageSummary};
@@ -320,25 +322,6 @@ fn ready(state: &PlanState, plan: &Plan) -> Result<(), RunError> {
 }
 
 type Done = (Vec<StageSummary>, Vec<String>);
-
-/// A run that is going on.
-struct Running {
-    id: String,
-    snapshots: SnapshotWriter,
-    signals: Arc<Signals>,
-    /// The other processes, if they compute partitions.
-    spread: Option<Spread>,
-}
-
-impl Running {
-    /// Number of processes that compute partitions.
-    fn processes(&self) -> usize {
-        match (&self.spread, &self.signals.processes) {
-            (Some(_), Some(processes)) => processes.count(),
-            _ => 1,
-        }
-    }
-}
 
 /// Invites the other processes to compute partitions. Those of a run with a stage that spreads its own work over
 /// processes need see neither the state directory nor the corpus: process 0 then computes all partitions.

@@ -10,6 +10,7 @@ mod recordings;
 mod run;
 #[cfg(feature = "service")]
 mod serve;
+mod sizes;
 #[cfg(feature = "service")]
 mod ui;
 mod urls;
@@ -217,7 +218,7 @@ pub struct MemoryArguments {
     pub pipeline: PipelineArguments,
     /// Memory of each rank's device, such as 8GB or 7.5GiB: shows the needs on the device and in host memory. Without
     /// it the available memory of this machine is the limit. Exit code 4 if it does not fit
-    #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
     pub device_memory: Option<u64>,
     /// The longest clip, in seconds; the stage's max_duration if not given
     #[arg(long, value_name = "SECONDS")]

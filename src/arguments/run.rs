@@ -77,7 +77,7 @@ pub struct RunArguments {
     pub keep_going: bool,
     /// Memory for the keys that deduplication and splits sort, such as 4GiB (16MiB at least); half of the available memory
     /// if not given. Keys that do not fit are sorted on disk, in the state directory
-    #[arg(long, value_name = "SIZE", value_parser = crate::commands::memory::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = super::sizes::bytes)]
     pub decide_memory: Option<u64>,
     /// Stay, and run the pipeline again each time its sources or its files have changed: partitions that come, change or go.
     /// SIGTERM and SIGINT end it. Not with several processes

@@ -1,7 +1,6 @@
 //! `flow align`: times of the words and segments of a text that is known.
 
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use flow_audio::recording_reader::Channels;
@@ -10,6 +9,7 @@ use flow_inspect::table::plural;
 use flow_kernels::device::DeviceChoice;
 use flow_kind::open_regular_file;
 use flow_model::Weights;
+use flow_storage::is_one_file;
 use flow_store::write_atomically;
 use flow_transcription::Format;
 use flow_transcription::alignment::{AlignmentSettings, segments_of_text};
@@ -148,7 +148,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     let (Ok(one), Ok(other)) = (one.metadata(), other.metadata()) else {
         return false;
     };
-    (one.dev(), one.ino()) == (other.dev(), other.ino())
+    is_one_file(&one, &other)
 }
 
 /// The segments of a text: cues of subtitles, or lines.

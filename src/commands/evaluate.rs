@@ -6,6 +6,7 @@ mod boosting;
 mod compare;
 mod confidence;
 mod files;
+mod normalizer;
 mod page;
 mod texts;
 mod times;
@@ -16,17 +17,18 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use flow_base::escape::escape_line;
-use flow_evaluation::normalize::{Normalization, Normalizer};
 use flow_inspect::table::{count, lines, plural};
 use flow_kind::registry::Registry;
 use flow_speakers::error_rate::{Errors, Scoring, errors};
 use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};
 
-use self::files::{Recordings, Side, read};
-use self::page::{PageData, check_page, write_page};
+use self::files::{Recordings, Side, check_page, read};
+use self::normalizer::normalizer;
+use self::page::{PageData, write_page};
+use self::texts::percent;
 use self::words::WordErrors;
-use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, NormalizationArguments, Normalize};
+use crate::arguments::{EvaluateCommand, EvaluateDiarizationArguments, Normalize};
 use crate::failure::{Exit, Failure};
 
 /// The parts of recordings that are scored, by their names.
@@ -138,37 +140,6 @@ fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) ->
         writeln!(out, "{line}")?;
     }
     Ok(Exit::Done)
-}
-
-/// The normalisation of words by the options.
-fn normalizer(arguments: &NormalizationArguments) -> Result<Normalizer, Failure> {
-    let normalization = |normalize| match normalize {
-        Normalize::None => Normalization::None,
-        Normalize::WhisperBasic => Normalization::WhisperBasic,
-        Normalize::KeepMarks => Normalization::KeepMarks,
-        Normalize::WhisperEnglish => Normalization::WhisperEnglish,
-        Normalize::OpenAsrEnglish => Normalization::OpenAsrEnglish,
-        Normalize::Indic => Normalization::Indic,
-        Normalize::ByLanguage => Normalization::ByLanguage,
-    };
-    let languages = arguments.normalize_language.iter();
-    let normalizer = Normalizer {
-        normalization: normalization(arguments.normalize),
-        languages: languages
-            .map(|(lang, how)| (lang.clone(), normalization(*how)))
-            .collect(),
-        ascii_digits: arguments.ascii_digits,
-        remove_diacritics: arguments.remove_diacritics,
-        split_letters: arguments.split_letters,
-    };
-    normalizer.check().map_err(|(option, needed)| {
-        let option = option.replace('_', "-");
-        Failure::usage(
-            format!("`--{option}` needs {needed} as `--normalize`"),
-            "add it, or leave the other out",
-        )
-    })?;
-    Ok(normalizer)
 }
 
 /// Heads of the table, and those of the columns about words.
@@ -307,11 +278,6 @@ fn figures(errors: &Errors) -> Value {
         "total": errors.total,
         "jer": errors.jer(),
     })
-}
-
-/// A share as a percentage with two digits.
-fn percent(share: f64) -> String {
-    format!("{:.2} %", share * 100.0)
 }
 
 /// The columns of the table about turns.

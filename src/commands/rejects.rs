@@ -205,8 +205,10 @@ fn export(set: &RejectSet, reason: Option<&str>, path: &Path) -> Result<(), Fail
             RejectSet::in_memory(chosen)
         }
     };
-    write_atomically_with(path, |file| flow_manifest::write::write_rejects(&chosen, path, file))
-        .map_err(Failure::unreadable)
+    write_atomically_with(path, |file| {
+        flow_manifest::write_rejects::write_rejects(&chosen, path, file)
+    })
+    .map_err(Failure::unreadable)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -15,7 +16,7 @@ use flow_kind::random_hex;
 use flow_service::http::Callers;
 use subtle::ConstantTimeEq;
 
-use super::{PageError, Shared};
+use super::page_error::PageError;
 
 /// Content-Security-Policy: pages only use files of this server, and play recordings of the user.
 const POLICY: &str = "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self'; \
@@ -125,15 +126,12 @@ fn is_same(given: &str, known: &str) -> bool {
 }
 
 /// Middleware: checks access, and sets the headers of all responses.
-pub async fn guard(State(app): State<Shared>, request: Request, next: Next) -> Response {
-    let admission = app.access.check(request.method(), request.uri(), request.headers());
+pub async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    let admission = access.check(request.method(), request.uri(), request.headers());
     let mut response = match admission {
         Ok(Admission::Page) => next.run(request).await,
         Ok(Admission::Cookie(address)) => {
-            let cookie = format!(
-                "{}={}; HttpOnly; SameSite=Strict; Path=/",
-                app.access.cookie, app.access.token
-            );
+            let cookie = format!("{}={}; HttpOnly; SameSite=Strict; Path=/", access.cookie, access.token);
             (StatusCode::SEE_OTHER, [(LOCATION, address), (SET_COOKIE, cookie)]).into_response()
         }
         Err(error) => error.into_response(),

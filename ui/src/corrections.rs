@@ -21,9 +21,11 @@ use flow_text::language_tag::split_tag;
 use maud::{Markup, html};
 use parquet::arrow::{ArrowWriter, ProjectionMask};
 
-use super::layout::address;
-use super::tables::{Pairs, value, value_of};
-use super::{App, PageError, Shared, answer};
+use super::address::address;
+use super::app::{App, Shared, answer};
+use super::page_error::PageError;
+use super::table_ref::{Pairs, value_of};
+use super::tables::value;
 
 /// The longest text that is taken, in letters.
 const MAX_LETTERS: usize = 5000;

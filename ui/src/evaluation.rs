@@ -18,15 +18,19 @@ use axum::http::Uri;
 use axum::response::Response;
 use maud::{Markup, html};
 
+use super::app::{App, Shared, answer};
 use super::differences::{Settings, differences, on_one_line};
 use super::filters::View;
 use super::layout::{Section, page, said};
+use super::page_error::PageError;
+use super::rates::Rates;
 use super::rows::{TIME_LIMIT, place_of};
-use super::run_summary::{RunSummary, summary, titled};
+use super::run_summary::RunSummary;
 use super::sound::Place;
 use super::state_directory::{store, when};
-use super::tables::{Pairs, Table, TableRef, open, past_run, ports_of_run, value_of};
-use super::{App, PageError, Shared, answer};
+use super::summaries::{summary, titled};
+use super::table_ref::{Pairs, Table, TableRef, value_of};
+use super::tables::{open, past_run, ports_of_run};
 
 /// The kind of stage whose rows are transcripts of an evaluation.
 const KIND: &str = "evaluation.decode";
@@ -168,32 +172,6 @@ pub async fn list(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Resp
         Ok(page(app, Section::Evaluation, "Evaluations", &main))
     })
     .await
-}
-
-/// Totals of an evaluation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
-    utterances: u64,
-    seconds: f64,
-    word_errors: f64,
-    words: f64,
-    char_errors: f64,
-    chars: f64,
-}
-
-impl Rates {
-    /// NaN where there are no words.
-    pub fn wer(&self) -> f64 {
-        self.word_errors / self.words
-    }
-
-    fn cer(&self) -> f64 {
-        self.char_errors / self.chars
-    }
-
-    fn hours(&self) -> String {
-        format!("{:.2}", self.seconds / 3600.0)
-    }
 }
 
 /// The sums over the rows that pass `filters`.

@@ -4,8 +4,8 @@
 use crate::browse::{Filter, Test};
 use arrow::datatypes::{DataType, Schema};
 
-use super::PageError;
-use super::tables::{Pairs, value_of};
+use super::page_error::PageError;
+use super::table_ref::{Pairs, value_of};
 
 /// Rows of a page.
 pub const PAGE_ROWS: usize = 50;

@@ -6,7 +6,8 @@ use axum::response::{IntoResponse, Response};
 use flow_service::page::{ICON, STYLE};
 use maud::{DOCTYPE, Markup, html};
 
-use super::App;
+use super::app::App;
+use super::page_error::PageError;
 
 /// The navigation at the top of every page.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,11 +47,13 @@ pub fn page(app: &App, section: Section, title: &str, main: &Markup) -> Response
     document(StatusCode::OK, title, &body)
 }
 
-/// An error page.
-pub fn error_page(status: StatusCode, message: &str) -> Response {
-    let title = status.canonical_reason().unwrap_or("Error");
-    let body = html! { main #main { h1 { (title) } p.failed role="alert" dir="auto" { (message) } p { a href="/" { "Back to the runs" } } } };
-    document(status, title, &body)
+/// The error page.
+impl IntoResponse for PageError {
+    fn into_response(self) -> Response {
+        let title = self.status.canonical_reason().unwrap_or("Error");
+        let body = html! { main #main { h1 { (title) } p.failed role="alert" dir="auto" { (self.message) } p { a href="/" { "Back to the runs" } } } };
+        document(self.status, title, &body)
+    }
 }
 
 fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
@@ -78,28 +81,6 @@ fn document(status: StatusCode, title: &str, body: &Markup) -> Response {
         .into_response()
 }
 
-/// Text as part of an address: all but letters, digits and `-_.~` as `%XX`.
-pub fn encoded(text: &str) -> String {
-    let mut address = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => address.push(char::from(byte)),
-            _ => address.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    address
-}
-
-/// An address with a query of these names and values.
-pub fn address<'a>(path: &str, query: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
-    let mut text = path.to_owned();
-    for (number, (name, value)) in query.into_iter().enumerate() {
-        text.push(if number == 0 { '?' } else { '&' });
-        text.push_str(&format!("{}={}", encoded(name), encoded(value)));
-    }
-    text
-}
-
 /// Words of data, which may run in either direction; `lang` is given where it has the form of a language tag.
 pub fn said(text: &str, lang: Option<&str>) -> Markup {
     let lang = lang.filter(|lang| is_language(lang));
@@ -114,15 +95,6 @@ fn is_language(tag: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_put_into_an_address_stays_one_value() {
-        let text = address("/rows", [("stage", "a/b&c=d"), ("q", "नमस्ते \"%+#")]);
-        assert_eq!(
-            text,
-            "/rows?stage=a%2Fb%26c%3Dd&q=%E0%A4%A8%E0%A4%AE%E0%A4%B8%E0%A5%8D%E0%A4%A4%E0%A5%87%20%22%25%2B%23"
-        );
-    }
 
     #[test]
     fn only_language_tags_are_languages_of_a_text() {

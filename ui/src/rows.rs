@@ -12,11 +12,14 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use maud::{Markup, html};
 
+use super::app::{Shared, answer};
+use super::corrections;
 use super::filters::{Columns, LAST_PAGE, PAGE_ROWS, View};
 use super::layout::{Section, page, said};
+use super::page_error::PageError;
 use super::sound::Place;
-use super::tables::{Pairs, TableRef, open, past_run, row_of, value, value_of};
-use super::{PageError, Shared, answer, corrections};
+use super::table_ref::{Pairs, TableRef, value_of};
+use super::tables::{open, past_run, row_of, value};
 
 /// Timeout of a query over all rows.
 pub const TIME_LIMIT: Duration = Duration::from_secs(15);

@@ -1,21 +1,14 @@
-//! The summary of a run in lists: time, outcome, rows and rejects, and the error rates of its evaluations.
+//! The summary of a run in lists: time, outcome, rows and rejects, and the error rates of its evaluations; from its events.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
 
 use flow_base::event::Event;
 
-use super::App;
-use super::evaluation::{Rates, rates_of_run};
 use super::follower::{Follower, last_lines};
-use super::state_directory::{store, when};
-use super::tables::TableRef;
+use super::rates::Rates;
+use super::table_ref::TableRef;
 
-/// Runs that the list shows: the latest ones.
-pub const SHOWN: usize = 200;
-/// Of larger files of events only the beginning and the end are read, as bytes.
-const MAX_EVENTS: u64 = 32 << 20;
 /// The longest first event that is read, as bytes.
 const MAX_FIRST: u64 = 1 << 20;
 
@@ -37,44 +30,8 @@ pub struct RunSummary {
     pub rates: Vec<(TableRef, Option<Rates>)>,
 }
 
-/// The summary of the run of this name. With `figures`, rows, rejects and error rates are looked up where they are not
-/// cached. Unreadable parts are left out; the page of the run shows the error.
-pub fn summary(app: &App, id: &str, figures: bool) -> Arc<RunSummary> {
-    let known = || app.summaries.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(summary) = known().get(id) {
-        return Arc::clone(summary);
-    }
-    let Ok(folder) = store(app).and_then(|store| Ok(store.run_folder(id)?)) else {
-        return Arc::default();
-    };
-    let events = folder.join("events.jsonl");
-    if !figures {
-        return Arc::new(ends(&events));
-    }
-    let is_small = events.metadata().is_ok_and(|file| file.len() <= MAX_EVENTS);
-    let mut summary = if is_small { whole(&events) } else { ends(&events) };
-    summary.rates = rates_of_run(app, id);
-    let summary = Arc::new(summary);
-    // A finished run does not change.
-    if summary.outcome.is_some() {
-        let mut known = known();
-        if known.len() > 2 * SHOWN {
-            known.clear();
-        }
-        known.insert(id.to_owned(), Arc::clone(&summary));
-    }
-    summary
-}
-
-/// What a stage of a run is called beside those of others: `decode of finetune, 2026-01-01 12:00:00`.
-pub fn titled(app: &App, run: &str, stage: &str) -> String {
-    let run = summary(app, run, false);
-    let name = run.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
-    format!("{stage} of {}{name}, {}", run.pipeline, when(&run.started))
-}
-
-/// From all events.
-fn whole(events: &Path) -> RunSummary {
+/// The summary from all events. Unreadable ones give an empty one.
+pub fn whole(events: &Path) -> RunSummary {
     let mut run = Follower::new(events);
     if run.advance().is_err() {
         return RunSummary::default();
@@ -93,8 +50,8 @@ fn whole(events: &Path) -> RunSummary {
     }
 }
 
-/// From the first and the last events alone.
-fn ends(events: &Path) -> RunSummary {
+/// The summary from the first and the last events alone.
+pub fn ends(events: &Path) -> RunSummary {
     let mut first = Vec::new();
     if let Ok(file) = flow_kind::open_regular_file(events) {
         // A line that is cut is no JSON.

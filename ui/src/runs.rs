@@ -19,13 +19,17 @@ use flow_spec::SwitchedOff;
 use flow_store::Store;
 use maud::{Markup, html};
 
+use super::address::address;
+use super::app::{App, Shared, answer};
 use super::dag;
+use super::evaluation;
 use super::follower::{Ended, Follower, last_lines};
-use super::layout::{Section, address, page};
-use super::run_summary::{SHOWN, summary};
+use super::layout::{Section, page};
+use super::page_error::PageError;
 use super::state_directory::{follower, store, when};
-use super::tables::{RunPort, TableRef, ports_of_run};
-use super::{App, PageError, Shared, answer, evaluation};
+use super::summaries::{SHOWN, summary};
+use super::table_ref::TableRef;
+use super::tables::{RunPort, ports_of_run};
 
 /// For looking up figures of the runs of the list, which are known from then on.
 const LIST_TIME: Duration = Duration::from_millis(1500);

@@ -17,9 +17,11 @@ use flow_audio::decode::{SAMPLE_RATE, decode};
 use flow_audio::recording_reader::{Channels, Progress};
 use flow_audio::{AudioError, RecordingReader};
 
+use super::app::{App, Shared, answer};
+use super::page_error::PageError;
 use super::picture::{spectrogram, waveform};
-use super::tables::{Pairs, REJECTED, Table, row_of, value};
-use super::{App, PageError, Shared, answer};
+use super::table_ref::{Pairs, Table};
+use super::tables::{REJECTED, row_of, value};
 
 /// The longest sound that is sent.
 const MAX_SECONDS: f64 = 900.0;

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use flow_storage::is_url;
 use flow_store::{Access, Store};
 
+use super::app::App;
 use super::follower::Follower;
-use super::{App, PageError};
+use super::page_error::PageError;
 
 /// Interval at which a state directory in object storage is reread.
 const REOPENED: Duration = Duration::from_secs(60);

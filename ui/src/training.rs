@@ -14,13 +14,15 @@ use flow_inspect::frozen::Frozen;
 use maud::{Markup, html};
 use serde_json::Value;
 
+use super::address::address;
+use super::app::{App, Shared, answer};
 use super::differences::{Settings, differences, on_one_line};
 use super::follower::last_lines;
-use super::layout::{Section, address, page};
-use super::run_summary::{summary, titled};
+use super::layout::{Section, page};
+use super::page_error::PageError;
 use super::state_directory::store;
-use super::tables::{Pairs, TableRef};
-use super::{App, PageError, Shared, answer};
+use super::summaries::{summary, titled};
+use super::table_ref::{Pairs, TableRef};
 
 /// Runs in which trainings are looked for, and trainings that are drawn at once.
 const RUNS: usize = 50;

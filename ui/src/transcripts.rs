@@ -17,12 +17,14 @@ use flow_service::page::{CAPTURE, TRANSCRIBE_SCRIPT, TRANSCRIPT, TRANSCRIPT_SCRI
 use flow_transcription::Transcript;
 use maud::{Markup, PreEscaped, html};
 
+use super::address::address;
+use super::app::{App, Shared, answer};
 use super::corrections::{SPEAKER, of as corrections_of, speaker_form};
-use super::layout::{Section, address, page, said};
+use super::layout::{Section, page, said};
+use super::page_error::PageError;
 use super::sound::wanted_range;
 use super::state_directory::when;
-use super::tables::{Pairs, value_of};
-use super::{App, PageError, Shared, answer};
+use super::table_ref::{Pairs, value_of};
 
 /// Transcripts that are listed, those of a page, and how deep folders are looked through.
 const LISTED: usize = 100_000;

@@ -40,7 +40,7 @@ pub use kind::{
 pub use local_copy::local_copy;
 pub use out::Out;
 pub use partition::Partition;
-pub use reject::{CHANGED, Reject, RejectClass, UNREADABLE};
+pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use row_number::ROW;
 pub use secret::Secret;
 pub use store::{Artifact, ExportFile, ExportSet, FileRange, PartOfRejects, RejectSet};

@@ -217,7 +217,7 @@ pub fn missing_but(
             let batch = batch?;
             let missing = match &objects {
                 Some(objects) => objects.missing(&batch)?,
-                None => missing_file_but(kept, &batch)?,
+                None => missing_file(kept, &batch)?,
             };
             if let Some(why) = missing {
                 return Ok(Some(((*partition).clone(), why)));
@@ -276,15 +276,11 @@ impl Objects {
 }
 
 /// What is wrong with the first file that is not as it was written: it may have been rewritten by a run with other
-/// settings. `files` has the columns `path` and `digest`.
+/// settings; files of `kept` do not count. `files` has the columns `path` and `digest`.
 ///
 /// # Errors
 /// When it has others.
-pub fn missing_file(files: &RecordBatch) -> Result<Option<String>, StageError> {
-    missing_file_but(&BTreeSet::new(), files)
-}
-
-fn missing_file_but(kept: &BTreeSet<PathBuf>, files: &RecordBatch) -> Result<Option<String>, StageError> {
+fn missing_file(kept: &BTreeSet<PathBuf>, files: &RecordBatch) -> Result<Option<String>, StageError> {
     let texts = |name: &str| {
         files
             .column_by_name(name)
@@ -315,19 +311,20 @@ mod tests {
             bytes: b"hello\n".to_vec(),
         };
         let rows = write(&[file("below/a.txt"), file("b.txt")], place.path(), place.path()).unwrap();
+        let none = BTreeSet::new();
         assert_eq!((rows.num_rows(), rows.schema()), (2, schema(place.path())));
         assert_eq!(
             std::fs::read_to_string(place.path().join("below/a.txt")).unwrap(),
             "hello\n"
         );
-        assert_eq!(missing_file(&rows).unwrap(), None);
+        assert_eq!(missing_file(&none, &rows).unwrap(), None);
         // Another text of the same length.
         std::fs::write(place.path().join("b.txt"), "hullo\n").unwrap();
-        let why = missing_file(&rows).unwrap().unwrap();
+        let why = missing_file(&none, &rows).unwrap().unwrap();
         assert!(why.ends_with("b.txt is another than the one that was written"), "{why}");
         std::fs::remove_file(place.path().join("below/a.txt")).unwrap();
-        assert!(missing_file(&rows).unwrap().unwrap().ends_with("a.txt is gone"));
-        assert!(missing_file(&rows.project(&[0]).unwrap()).is_err());
+        assert!(missing_file(&none, &rows).unwrap().unwrap().ends_with("a.txt is gone"));
+        assert!(missing_file(&none, &rows.project(&[0]).unwrap()).is_err());
         // A file stands where a folder should be.
         std::fs::write(place.path().join("file"), "").unwrap();
         let error = write(&[file("file/c.txt")], place.path(), place.path())

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::greeting::Hello;
 use super::handshake::{Answer, Handshake, Side};
+use super::joining::{AGAIN, Address, JoinError, failed};
 use super::pending::HANDSHAKE_TIMEOUT;
-use super::rendezvous::{AGAIN, Address, JoinError, failed};
 
 /// The listening process that is to be reached.
 pub(super) struct Server<'a> {

@@ -5,15 +5,14 @@ use std::io::{self, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use super::arrivals::{Refusals, answer, arrivals, is_closed, miscounted};
 use super::connect::{Client, ReadUntil, Server, connect};
 use super::frame;
 use super::greeting::Hello;
 use super::handshake::Handshake;
+use super::joining::{Address, Join, JoinError, JoinMessage, Joined, failed};
 use super::listeners::Listeners;
 use super::peer::Peer;
-use super::rendezvous::{
-    Address, Join, JoinError, JoinMessage, Joined, Refusals, answer, arrivals, failed, is_closed, miscounted,
-};
 use super::settings::encoded;
 
 pub(super) fn follow(join: &Join, until: Instant, tell: &dyn Fn(JoinMessage)) -> Result<Joined, JoinError> {

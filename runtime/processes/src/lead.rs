@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 
 use flow_base::random_bytes::random_bytes;
 
+use super::arrivals::{Refusals, answer, arrivals, is_closed, miscounted};
 use super::frame;
 use super::greeting::Hello;
 use super::handshake::Handshake;
+use super::joining::{Join, JoinError, JoinMessage, Joined, failed};
 use super::listeners::Listeners;
 use super::peer::Peer;
 use super::pending::Arrival;
-use super::rendezvous::{
-    Join, JoinError, JoinMessage, Joined, Refusals, answer, arrivals, failed, is_closed, miscounted,
-};
 use super::settings::{differences, in_short};
 
 /// A process with other settings is refused; for this time another one of its number with the right settings may

@@ -9,6 +9,7 @@
 //! settings. Without a secret that only separates runs. Nothing is encrypted, and what is sent after the handshake of a
 //! connection is not authenticated: whoever can change it on its way is not kept out.
 
+mod arrivals;
 mod connect;
 mod follow;
 mod frame;
@@ -17,6 +18,7 @@ mod group;
 mod handshake;
 #[cfg(test)]
 mod handshake_tests;
+mod joining;
 mod lead;
 mod link;
 mod listeners;
@@ -31,7 +33,8 @@ mod topics;
 
 pub use group::Processes;
 pub use handshake::SharedSecret;
+pub use joining::{Address, Join, JoinError, JoinMessage};
 pub use peer::{End, Loss, Outcome, Payload, Peer};
-pub use rendezvous::{Address, Join, JoinError, JoinMessage, join};
+pub use rendezvous::join;
 pub use state::SignalFlags;
 pub use topics::{ANSWERS, INVITATIONS, RegionTopics};

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, T
 use std::thread;
 use std::time::Instant;
 
-use super::rendezvous::{AGAIN, Join, JoinError, JoinMessage, failed, is_loopback_host};
+use super::joining::{AGAIN, Join, JoinError, JoinMessage, failed, is_loopback_host};
 
 /// The listening sockets of a process, all at one port.
 pub(super) struct Listeners {

@@ -24,10 +24,7 @@ pub use flow_base::suggest::{did_you_mean, nearest};
 pub use flow_base::switched_off::SwitchedOff;
 pub use flow_base::yaml;
 pub use params::{Overrides, ParamValue, UsualNames};
-pub use pipeline::{Edge, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
+pub use pipeline::{Edge, FORMAT, LimitAction, MaxRejects, Origin, Pipeline, RejectLimit, Stage};
 pub use read::{load, load_for_test, load_params, load_tests};
 pub use source::{Place, SourceFile};
 pub use test_case::{Expectation, ExpectedRows, PortName, TestCase, TestRows};
-
-/// The version of the pipeline format that this binary writes, and the newest that it reads.
-pub const FORMAT: u64 = 1;

@@ -9,6 +9,9 @@ use super::yaml::{self, Mapping, Part, Steps, Value};
 use flow_base::secret::Secrets;
 use flow_base::switched_off::SwitchedOff;
 
+/// The version of the pipeline format that this binary writes, and the newest that it reads.
+pub const FORMAT: u64 = 1;
+
 /// A pipeline, ready to be checked against the kinds of a binary.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
@@ -166,7 +169,7 @@ impl Pipeline {
 
     fn whole(&self) -> Value {
         let mut root = Mapping::new();
-        root.insert("flow".into(), super::FORMAT.into());
+        root.insert("flow".into(), FORMAT.into());
         root.insert("pipeline".into(), self.path.display().to_string().into());
         let params = self
             .params

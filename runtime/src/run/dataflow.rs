@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::Running;
 use super::counts::RunCounts;
 use super::job::{node_job, region_job, workers_of_each};
 use super::node::{failed, note, started};
+use super::running::Running;
 use super::schedule::Schedule;
 use crate::dataflow::job::KeyPart;
 use crate::dataflow::run_region;

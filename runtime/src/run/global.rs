@@ -6,9 +6,9 @@ use std::time::Instant;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 
-use super::Running;
 use super::counts::RunCounts;
 use super::node::{commit_one, started};
+use super::running::Running;
 use crate::planner::state::PlanState;
 use flow_base::digest::Digest;
 use flow_base::error::StageError;

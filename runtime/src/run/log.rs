@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 
-use super::Running;
 use super::counts::RunCounts;
 use super::job::{node_job, region_job, workers_of_each};
 use super::node::{commit_one, failed, started};
+use super::running::Running;
 use crate::dataflow::run_region;
 use crate::planner::state::PlanState;
 use flow_base::error::StageError;

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::counts::RunCounts;
 use super::node::note;
-use super::{Running, dataflow, export, global, log};
+use super::running::Running;
+use super::{dataflow, export, global, log};
 use crate::planner::state::PlanState;
 use flow_base::event::Event;
 use flow_kind::context::Cancel;

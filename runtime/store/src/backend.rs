@@ -5,14 +5,13 @@
 //! is found by listing.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use flow_storage::ObjectUrl;
 
 use super::StoreError;
 use super::atomic::{self, Files};
-use super::recipe_files::data_folder;
+use super::layout::data_folder;
 use super::recovery::Listing;
 
 /// Reads and changes the files of a state directory. Paths are those in the folder; `files` changes the folder itself.
@@ -141,7 +140,7 @@ impl Backend for Folder {
 /// Whether two paths name the same file (device and inode).
 fn is_one_file(a: &Path, b: &Path) -> bool {
     match (a.symlink_metadata(), b.symlink_metadata()) {
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        (Ok(a), Ok(b)) => flow_storage::is_one_file(&a, &b),
         _ => false,
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use parquet::errors::ParquetError;
 
-use super::FORMAT;
+use super::layout::FORMAT;
 use flow_base::error::StageError;
 use flow_base::full_disk::full_disk;
 

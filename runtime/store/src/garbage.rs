@@ -6,7 +6,8 @@ use std::sync::{Arc, PoisonError};
 
 use serde::Deserialize;
 
-use super::recipe_files::{data_folder, read_recipe_files};
+use super::layout::data_folder;
+use super::recipe_files::read_recipe_files;
 use super::record::Record;
 use super::recovery::Listing;
 use super::writer::ArtifactWriter;

@@ -35,6 +35,7 @@ mod export_file;
 mod file_digest;
 mod find;
 mod garbage;
+mod layout;
 mod lease;
 mod lock;
 mod object_set;
@@ -103,9 +104,6 @@ use flow_base::partition::Partition;
 use lease::Lease;
 use parquet_file::WrittenFile;
 use rejects::{RejectData, RejectPart, StageRejects};
-
-/// Version of the state directory's layout.
-pub const FORMAT: u64 = 1;
 
 /// Indices that are read at the same time: the text of each is in memory until it is parsed.
 const INDICES_AT_ONCE: usize = 4;
@@ -333,7 +331,7 @@ impl Store {
             let files = self.inner.files.clone();
             Arc::new(PlaceFolder { path, files })
         };
-        let folder = place(recipe_files::data_folder(&self.recipe_folder(recipe)));
+        let folder = place(layout::data_folder(&self.recipe_folder(recipe)));
         let (dir, port): (Arc<PlaceFolder>, Arc<str>) = (place(self.inner.dir.clone()), port.into());
         for record in records {
             let Some(stored) = record.ports.get(&port) else {
@@ -375,7 +373,7 @@ impl Store {
         let (path, bytes) = match self.valid_selection(record, stored)? {
             Some(selection) => (self.inner.dir.join(&selection.file), selection.file_bytes),
             None => {
-                let data = recipe_files::data_folder(&self.recipe_folder(recipe));
+                let data = layout::data_folder(&self.recipe_folder(recipe));
                 (
                     data.join(record::data_file(&record.key, port, &stored.digest)),
                     stored.bytes,
@@ -407,7 +405,7 @@ impl Store {
     /// The rejects of several stages: for each its name, its recipe and its records.
     pub fn reject_set(&self, stages: &[(String, Digest, Vec<Arc<Record>>)]) -> RejectSet {
         let of_stage = |(stage, recipe, records): &(String, Digest, Vec<Arc<Record>>)| {
-            let data = recipe_files::data_folder(&self.recipe_folder(recipe));
+            let data = layout::data_folder(&self.recipe_folder(recipe));
             let mut parts: Vec<RejectPart> = records
                 .iter()
                 .filter(|record| record.rejects.rows > 0)

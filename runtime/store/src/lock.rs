@@ -21,6 +21,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
+use flow_storage::is_one_file;
+
 use super::StoreError;
 use super::error::Holder;
 pub(super) use machine::boot_id;
@@ -404,7 +406,7 @@ fn folder_of(path: &Path) -> &Path {
 
 fn is_still_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
-        (Ok(held), Ok(named)) => held.ino() == named.ino() && held.dev() == named.dev(),
+        (Ok(held), Ok(named)) => is_one_file(&held, &named),
         _ => false,
     }
 }

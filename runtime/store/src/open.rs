@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::atomic::{self, Files};
 use super::error::{Holder, StoreError};
+use super::layout::{FORMAT, records_folder};
 use super::lease::{self, Lease};
 use super::lock::{self, Lock};
-use super::recipe_files::records_folder;
 use super::remote::{self, Remote};
 use super::sources::SourceDigests;
-use super::{Access, FORMAT, Inner, Store, recovery, run_name, temporary_file, versioned_json};
+use super::{Access, Inner, Store, recovery, run_name, temporary_file, versioned_json};
 
 #[derive(Serialize, Deserialize)]
 struct Format {

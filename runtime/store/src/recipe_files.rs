@@ -1,9 +1,10 @@
 //! Reads the files of a recipe, with or without the lock.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::StoreError;
 use super::atomic::{self, Files};
+use super::layout::records_folder;
 use super::record::{Group, GroupName, Index, RECORD_VERSION};
 use super::recovery::Listing;
 use super::versioned_json::{Versioned, from_json};
@@ -61,14 +62,6 @@ fn same_recipe(path: &Path, found: &Digest, expected: &Digest) -> Result<(), Sto
         found: found.to_hex(),
         expected: expected.to_hex(),
     })
-}
-
-pub(super) fn data_folder(recipe_folder: &Path) -> PathBuf {
-    recipe_folder.join("data")
-}
-
-pub(super) fn records_folder(recipe_folder: &Path) -> PathBuf {
-    recipe_folder.join("records")
 }
 
 impl Versioned for Index {

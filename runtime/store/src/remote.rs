@@ -21,8 +21,8 @@ use flow_storage::{FileVersion, ObjectUrl, ObjectVersion, Scheme, Storage, Stora
 use super::StoreError;
 use super::atomic::Files;
 use super::backend::Backend;
+use super::layout::data_folder;
 use super::lease::{LOCK, Lease, LeaseState};
-use super::recipe_files::data_folder;
 use super::recovery::{Listing, is_temporary};
 use super::sources::on_threads;
 use flow_base::digest::Digest;

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use flow_storage::is_url;
+use flow_storage::{FileVersion, is_url};
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
@@ -68,13 +68,18 @@ pub fn remove_source(path: &Path) -> Result<u64, StoreError> {
 }
 
 pub(super) fn remove_with(files: &Files, path: &Path) -> Result<u64, StoreError> {
+    remove_read(files, path, read_digest)
+}
+
+/// `read` gives the digest of the file.
+fn remove_read(files: &Files, path: &Path, read: impl FnOnce(&Path) -> io::Result<Digest>) -> Result<u64, StoreError> {
     let look = || std::fs::metadata(path).map_err(|e| StoreError::io("look at", path, e));
     let before = look()?;
     let note = note_of(path).filter(|_| before.is_file());
     let note = note.ok_or_else(|| StoreError::io("remove", path, io::Error::other("it is not a file")))?;
-    let digest = read_digest(path).map_err(|e| StoreError::io("read", path, e))?;
+    let digest = read(path).map_err(|e| StoreError::io("read", path, e))?;
     let after = look()?;
-    if after.len() != before.len() || after.modified().ok() != before.modified().ok() {
+    if FileVersion::of_file(&after) != FileVersion::of_file(&before) {
         let changing = io::Error::other("it changes while it is read");
         return Err(StoreError::io("remove", path, changing));
     }
@@ -111,6 +116,25 @@ mod tests {
         // A file that was never there, and a folder.
         assert!(remove_source(&folder.path().join("none")).is_err());
         assert!(remove_source(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_another_of_its_size_and_time_replaces_while_it_is_read_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("a.tar"), folder.path().join("other"));
+        std::fs::write(&path, b"first").unwrap();
+        std::fs::write(&other, b"other").unwrap();
+        let time = path.metadata().unwrap().modified().unwrap();
+        let file = std::fs::File::options().write(true).open(&other).unwrap();
+        file.set_modified(time).unwrap();
+        let replaced = remove_read(&Files::default(), &path, |path| {
+            let digest = read_digest(path);
+            std::fs::rename(&other, path)?;
+            digest
+        });
+        assert!(replaced.unwrap_err().to_string().contains("changes while it is read"));
+        assert_eq!(std::fs::read(&path).unwrap(), b"other");
+        assert!(!folder.path().join("a.tar.flow-removed").exists());
     }
 
     #[test]

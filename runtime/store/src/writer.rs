@@ -12,7 +12,8 @@ use arrow::datatypes::SchemaRef;
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::data_file_writer::DataFileWriter;
-use super::recipe_files::{data_folder, read_recipe_files, records_folder};
+use super::layout::{data_folder, records_folder};
+use super::recipe_files::read_recipe_files;
 use super::record::{
     Counts, Group, GroupName, Index, PortRecord, RECORD_VERSION, REJECTS, Record, RejectRecord, Selection, data_file,
 };

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use flow_storage::is_url;
 use flow_store::Store;
+use flow_training::memory::gigabytes;
 
-use super::{Check, gigabytes};
+use super::check::Check;
 
 /// Free space below which larger runs may fail (warning), and below which any run may (failure).
 const LITTLE: u64 = 5_000_000_000;

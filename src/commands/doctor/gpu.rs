@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use flow_kernels::cublaslt;
 use flow_kernels::device::DeviceChoice;
 
-use super::Check;
+use super::check::Check;
 
 const CUDA: &str = "CUDA driver";
 const CUBLASLT: &str = "cuBLASLt";

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Check, gigabytes};
+use flow_training::memory::gigabytes;
+
+use super::check::Check;
 
 /// Memory below which little can be trained.
 const LITTLE_MEMORY: u64 = 2_000_000_000;

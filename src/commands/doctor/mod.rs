@@ -1,5 +1,6 @@
 //! `flow doctor`: checks that this machine has what runs need.
 
+mod check;
 mod disk;
 mod gpu;
 mod machine;
@@ -12,67 +13,12 @@ use std::io::Write;
 use flow_base::escape::escape_line;
 use serde::Serialize;
 
+use self::check::{Check, State};
 use crate::arguments::{DoctorArguments, VERSION};
 use crate::failure::{Exit, Failure};
 
 /// Version of the JSON object.
 const DOCTOR_VERSION: u32 = 1;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum State {
-    Ok,
-    /// Something is slower than necessary, or a part of the program cannot be used.
-    Warn,
-    /// Runs cannot work.
-    Fail,
-}
-
-impl State {
-    fn name(self) -> &'static str {
-        match self {
-            State::Ok => "ok",
-            State::Warn => "warn",
-            State::Fail => "fail",
-        }
-    }
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Check {
-    name: String,
-    state: State,
-    found: String,
-    /// What to do about it.
-    help: Option<String>,
-}
-
-impl Check {
-    fn ok(name: impl Into<String>, found: impl Into<String>) -> Check {
-        Check {
-            name: name.into(),
-            state: State::Ok,
-            found: found.into(),
-            help: None,
-        }
-    }
-
-    fn warn(name: impl Into<String>, found: impl Into<String>, help: impl Into<String>) -> Check {
-        Check {
-            state: State::Warn,
-            help: Some(help.into()),
-            ..Check::ok(name, found)
-        }
-    }
-
-    fn fail(name: impl Into<String>, found: impl Into<String>, help: impl Into<String>) -> Check {
-        Check {
-            state: State::Fail,
-            ..Check::warn(name, found, help)
-        }
-    }
-}
 
 /// All checks.
 #[derive(Serialize)]
@@ -136,11 +82,6 @@ fn shown(report: &Report) -> String {
         }
     }
     text
-}
-
-/// `1.5 GB`, in powers of ten.
-fn gigabytes(bytes: u64) -> String {
-    flow_training::memory::gigabytes(bytes)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flow_hub::{Hub, HubError};
 
-use super::Check;
+use super::check::Check;
 
 /// Timeout for the hub; short, as the command is interactive.
 const TIMEOUT: Duration = Duration::from_secs(5);

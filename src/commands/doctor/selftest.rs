@@ -3,7 +3,7 @@
 use flow_kernels::device::DeviceChoice;
 use flow_model::selftest::{self, Parity};
 
-use super::Check;
+use super::check::Check;
 
 pub fn run(device: DeviceChoice) -> Vec<Check> {
     match selftest::run(device) {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::files::{files_below, read};
-use super::normalizer;
+use super::normalizer::normalizer;
 use super::texts::rate;
 use crate::arguments::{Arguments, Command, EvaluateBoostingArguments, TranscribeArguments};
 use crate::commands::transcribe::transcribe;

@@ -12,7 +12,7 @@ use flow_inspect::table::{count, lines, plural};
 use flow_text::language_tag::split_tag;
 use serde_json::{Value, json};
 
-use super::normalizer;
+use super::normalizer::normalizer;
 use super::texts::forms::Form;
 use super::texts::pairs::{Pair, paired};
 use super::texts::{check_columns, cluster, columns, edits, language, named, rate};

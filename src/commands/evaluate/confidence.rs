@@ -15,7 +15,7 @@ use flow_transcription::calibration::{Calibration, expected_calibration_error};
 use serde_json::json;
 
 use super::files::{files_below, read};
-use super::normalizer;
+use super::normalizer::normalizer;
 use crate::arguments::EvaluateConfidenceArguments;
 use crate::failure::{Exit, Failure};
 

@@ -1,9 +1,9 @@
-//! The files that are scored: turns, or transcripts with speakers.
+//! The files that are scored, turns or transcripts with speakers; and how the path of a page is checked.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use flow_evaluation::speaker_transcripts::{read_seglst, read_stm};
@@ -195,6 +195,35 @@ fn utterances_of(segment: &Segment) -> Vec<Utterance> {
         }
     }
     utterances
+}
+
+/// The beginning of a page, case-insensitive.
+const DOCTYPE: &[u8] = b"<!DOCTYPE html>";
+
+/// An error where the page would replace one of the inputs, or a file that is no page.
+pub fn check_page<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
+    let Ok(metadata) = fs::metadata(path) else {
+        return Ok(());
+    };
+    let refused = |why: &str| {
+        let message = format!("--page {}: {why}", path.display());
+        Failure::usage(message, "give the name of a new file, or of a page")
+    };
+    let wrong = |error: io::Error| refused(&error.to_string());
+    let real = path.canonicalize().map_err(wrong)?;
+    let mut inputs = inputs.into_iter();
+    if inputs.any(|input| input.canonicalize().is_ok_and(|input| input == real)) {
+        return Err(refused("this is one of the files that are read"));
+    }
+    let mut start = Vec::new();
+    if metadata.is_file() {
+        let file = fs::File::open(path).map_err(wrong)?;
+        file.take(DOCTYPE.len() as u64).read_to_end(&mut start).map_err(wrong)?;
+    }
+    match start.eq_ignore_ascii_case(DOCTYPE) {
+        true => Ok(()),
+        false => Err(refused("what is there is no HTML page, and is not replaced")),
+    }
 }
 
 #[cfg(test)]

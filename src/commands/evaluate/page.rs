@@ -1,8 +1,8 @@
-//! The page of timelines, and how the path of a page is checked.
+//! The page of timelines.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use flow_base::escape::escape_line;
@@ -15,35 +15,6 @@ use flow_store::write_atomically;
 use super::files::Side;
 use super::{HEAD, HEAD_OF_WORDS, Score, Uem, audio, cannot_be_scored};
 use crate::failure::Failure;
-
-/// The beginning of a page, case-insensitive.
-const DOCTYPE: &[u8] = b"<!DOCTYPE html>";
-
-/// An error where the page would replace one of the inputs, or a file that is no page.
-pub fn check_page<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Failure> {
-    let Ok(metadata) = fs::metadata(path) else {
-        return Ok(());
-    };
-    let refused = |why: &str| {
-        let message = format!("--page {}: {why}", path.display());
-        Failure::usage(message, "give the name of a new file, or of a page")
-    };
-    let wrong = |error: io::Error| refused(&error.to_string());
-    let real = path.canonicalize().map_err(wrong)?;
-    let mut inputs = inputs.into_iter();
-    if inputs.any(|input| input.canonicalize().is_ok_and(|input| input == real)) {
-        return Err(refused("this is one of the files that are read"));
-    }
-    let mut start = Vec::new();
-    if metadata.is_file() {
-        let file = fs::File::open(path).map_err(wrong)?;
-        file.take(DOCTYPE.len() as u64).read_to_end(&mut start).map_err(wrong)?;
-    }
-    match start.eq_ignore_ascii_case(DOCTYPE) {
-        true => Ok(()),
-        false => Err(refused("what is there is no HTML page, and is not replaced")),
-    }
-}
 
 /// The inputs of a page.
 pub struct PageData<'a> {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use self::forms::Form;
 use self::measures::Measures;
 use self::pairs::{Pair, paired};
-use super::{normalizer, percent};
+use super::normalizer::normalizer;
 use crate::arguments::{DrawArguments, EvaluateTextsArguments};
 use crate::failure::{Exit, Failure};
 
@@ -200,6 +200,11 @@ fn intervals(score: &Score) -> [String; 3] {
     };
     let clusters = score.intervals.map_or(0, |intervals| intervals.clusters);
     [range(0), range(1), count(clusters as u64)]
+}
+
+/// A share as a percentage with two digits.
+pub fn percent(share: f64) -> String {
+    format!("{:.2} %", share * 100.0)
 }
 
 /// A rate, where there is a reference.

@@ -15,9 +15,8 @@ use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
 use serde_json::{Value, json};
 
-use super::files::{files_below, read};
-use super::normalizer;
-use super::page::check_page;
+use super::files::{check_page, files_below, read};
+use super::normalizer::normalizer;
 use super::texts::forms::words_of_ctm;
 use super::texts::named;
 use super::times_page::{TimesPage, TimesRow};

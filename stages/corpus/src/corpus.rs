@@ -6,9 +6,10 @@ use flow_kind::{Partition, SourcePartition, StageError};
 use rayon::prelude::*;
 
 use crate::looks::{Chain, Eyes};
+use crate::manifest::{Manifest, Opened};
 use crate::manifest_row::{ManifestRow, Refusal, line_values};
 use crate::rows::Rows;
-use crate::{Manifest, ManifestError, ReadSettings};
+use crate::{ManifestError, ReadSettings};
 
 /// A part of a corpus, which becomes a partition.
 #[derive(Clone, Debug)]
@@ -52,13 +53,14 @@ pub struct LaidOut {
     corpus: Box<dyn Corpus>,
     parts: Vec<Part>,
     look: bool,
+    has_lines: bool,
 }
 
 impl LaidOut {
     /// # Errors
     /// Where there is no row.
     pub fn of(corpus: impl Corpus + 'static, root: &Path, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
-        let laid_out = LaidOut::in_parts(corpus, settings);
+        let laid_out = LaidOut::in_parts(corpus, settings, false);
         if laid_out.parts.is_empty() {
             let told = laid_out.corpus.told();
             return Err(ManifestError::manifest(
@@ -66,28 +68,34 @@ impl LaidOut {
                 format!("there are no rows in it ({told})"),
             ));
         }
-        Ok(Manifest::LaidOut(laid_out))
+        Ok(Box::new(laid_out))
     }
 
-    pub fn in_parts(corpus: impl Corpus + 'static, settings: &ReadSettings) -> LaidOut {
+    /// Lines, or a table as text.
+    pub fn of_lines(corpus: impl Corpus + 'static, settings: &ReadSettings) -> Manifest {
+        Box::new(LaidOut::in_parts(corpus, settings, true))
+    }
+
+    fn in_parts(corpus: impl Corpus + 'static, settings: &ReadSettings, has_lines: bool) -> LaidOut {
         LaidOut {
             parts: corpus.parts(),
             corpus: Box::new(corpus),
             look: settings.check_audio,
+            has_lines,
         }
     }
+}
 
-    pub fn names(&self) -> Vec<Partition> {
+impl Opened for LaidOut {
+    fn names(&self) -> Vec<Partition> {
         self.parts.iter().map(|part| part.name.clone()).collect()
     }
 
-    pub fn decision(&self) -> Option<String> {
+    fn decision(&self) -> Option<String> {
         Some(self.corpus.told()).filter(|told| !told.is_empty())
     }
 
-    /// # Errors
-    /// When a file cannot be read.
-    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
         let partition = |part: &Part| -> Result<SourcePartition, ManifestError> {
             let (mut chain, mut eyes, mut failed) = (None::<Chain>, Eyes::default(), None);
             let read = match self.corpus.has_files(part) {
@@ -121,9 +129,7 @@ impl LaidOut {
         self.parts.par_iter().map(partition).collect()
     }
 
-    /// # Errors
-    /// When a file cannot be read.
-    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         let part = self.parts.iter().find(|part| part.name == *partition);
         let part = part.ok_or_else(|| StageError::failed(format!("the corpus has no part {partition}")))?;
         let mut file = part.files.first();
@@ -136,6 +142,10 @@ impl LaidOut {
             }
             rows.push(row, values)
         })
+    }
+
+    fn has_lines(&self) -> bool {
+        self.has_lines
     }
 }
 

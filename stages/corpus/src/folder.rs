@@ -8,12 +8,18 @@ use std::sync::Arc;
 use flow_kind::{Partition, SourcePartition, StageError};
 
 use crate::ManifestError;
+use crate::corpus::LaidOut;
+use crate::files::{Format, format_of};
 use crate::folder_languages::FolderLanguages;
+use crate::lines::LineManifest;
 use crate::listing::{AUDIO, Listed, Transcript, list, stem};
 use crate::looks::{Chain, looks_of};
+use crate::manifest::{Manifest, Opened};
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use crate::naming::{language, named, names_all};
 use crate::rows::Rows;
+use crate::tables::TableManifest;
+use crate::text_tables::TextTables;
 use crate::transcripts::{transcript, transcripts_of};
 use crate::{ReadSettings, file_stem};
 
@@ -71,6 +77,24 @@ pub fn table_of(root: &Path) -> Result<Option<PathBuf>, ManifestError> {
             ),
         )),
     }
+}
+
+/// Opens a table of the recordings of a folder.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn open_table(
+    table: &Path,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
+    let files = vec![table.to_path_buf()];
+    Ok(match format_of(table) {
+        Some(Format::Nemo) => LaidOut::of_lines(LineManifest::open(files, Vec::new(), settings)?, settings),
+        Some(Format::Parquet) => Box::new(TableManifest::open(files, settings, scratch)?),
+        _ => LaidOut::of_lines(TextTables::open(files, Some(root), settings)?, settings),
+    })
 }
 
 /// A folder of recordings, cut into blocks.
@@ -132,70 +156,6 @@ impl AudioFolder {
         })
     }
 
-    /// The decision about the names of its folders, where they count.
-    pub fn decision(&self) -> Option<String> {
-        self.folders.decision()
-    }
-
-    /// The names of the partitions, without a look at their recordings.
-    pub fn names(&self) -> Vec<Partition> {
-        self.blocks.iter().map(|(name, _)| name.clone()).collect()
-    }
-
-    /// # Errors
-    /// When storage does not say whether an object is there.
-    pub fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
-        let partition = |(name, files): &(Partition, Vec<Listed>)| -> Result<SourcePartition, ManifestError> {
-            let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();
-            let mut chain = Chain::default();
-            looks_of(&wanted)?.iter().for_each(|look| chain.add(look));
-            // The names of files count, as rows are named by them, while a renamed file has the same metadata.
-            let mut names = blake3::Hasher::new();
-            for listed in files {
-                names.update(listed.file.as_bytes()).update(b"\0");
-            }
-            // Each list once.
-            let (mut texts, mut lists) = (Vec::new(), HashSet::new());
-            for listed in files {
-                match &listed.transcript {
-                    Transcript::Beside(extension) => {
-                        let text = self.beside(&listed.file, extension);
-                        // A transcript that cannot be read makes its row a reject, not the partition.
-                        if is_readable_or_missing(&text) {
-                            texts.push(text);
-                        }
-                    }
-                    Transcript::Line(list) if lists.insert(list) => texts.push(list.to_path_buf()),
-                    Transcript::Line(_) | Transcript::Refused { .. } => {}
-                }
-            }
-            Ok(SourcePartition::new(
-                name.clone(),
-                texts,
-                format!(
-                    "{} {}{}{}",
-                    chain.to_hex(),
-                    names.finalize().to_hex(),
-                    self.folders.in_key(),
-                    // Rejects name it.
-                    if self.table.is_some() { " beside a table" } else { "" },
-                ),
-            ))
-        };
-        self.blocks.iter().map(partition).collect()
-    }
-
-    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
-        let found = self.blocks.iter().find(|(name, _)| name == partition);
-        let (_, files) = found.ok_or_else(|| StageError::failed(format!("the folder has no part {partition}")))?;
-        let lists = lines_of_all(files)?;
-        for Listed { file, transcript } in files {
-            let row = self.text(file, transcript, &lists).map(|text| self.row(file, text));
-            rows.push(row, || line_values(file))?;
-        }
-        Ok(())
-    }
-
     fn text(&self, file: &str, place: &Transcript, lists: &BTreeMap<&Arc<Path>, Lines<'_>>) -> Result<String, Refusal> {
         match place {
             Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
@@ -246,6 +206,68 @@ impl AudioFolder {
 
     fn wanted(&self, file: &str) -> Wanted {
         Wanted::file(self.root.join(file))
+    }
+}
+
+impl Opened for AudioFolder {
+    fn decision(&self) -> Option<String> {
+        self.folders.decision()
+    }
+
+    fn names(&self) -> Vec<Partition> {
+        self.blocks.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        let partition = |(name, files): &(Partition, Vec<Listed>)| -> Result<SourcePartition, ManifestError> {
+            let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();
+            let mut chain = Chain::default();
+            looks_of(&wanted)?.iter().for_each(|look| chain.add(look));
+            // The names of files count, as rows are named by them, while a renamed file has the same metadata.
+            let mut names = blake3::Hasher::new();
+            for listed in files {
+                names.update(listed.file.as_bytes()).update(b"\0");
+            }
+            // Each list once.
+            let (mut texts, mut lists) = (Vec::new(), HashSet::new());
+            for listed in files {
+                match &listed.transcript {
+                    Transcript::Beside(extension) => {
+                        let text = self.beside(&listed.file, extension);
+                        // A transcript that cannot be read makes its row a reject, not the partition.
+                        if is_readable_or_missing(&text) {
+                            texts.push(text);
+                        }
+                    }
+                    Transcript::Line(list) if lists.insert(list) => texts.push(list.to_path_buf()),
+                    Transcript::Line(_) | Transcript::Refused { .. } => {}
+                }
+            }
+            Ok(SourcePartition::new(
+                name.clone(),
+                texts,
+                format!(
+                    "{} {}{}{}",
+                    chain.to_hex(),
+                    names.finalize().to_hex(),
+                    self.folders.in_key(),
+                    // Rejects name it.
+                    if self.table.is_some() { " beside a table" } else { "" },
+                ),
+            ))
+        };
+        self.blocks.iter().map(partition).collect()
+    }
+
+    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+        let found = self.blocks.iter().find(|(name, _)| name == partition);
+        let (_, files) = found.ok_or_else(|| StageError::failed(format!("the folder has no part {partition}")))?;
+        let lists = lines_of_all(files)?;
+        for Listed { file, transcript } in files {
+            let row = self.text(file, transcript, &lists).map(|text| self.row(file, text));
+            rows.push(row, || line_values(file))?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rows of corpora and manifests: settings, files, lines and tables as text, rejects and recordings. `flow-layouts` reads each
 //! layout with it.
 
+pub mod column_names;
 mod corpus;
 pub mod decoded_text;
 mod error;
@@ -40,7 +41,7 @@ pub use error::ManifestError;
 pub use flow_audio::json_line;
 pub use layout::Layout;
 pub use line_search::{LineSearch, ManifestLine, plain};
-pub use manifest::Manifest;
+pub use manifest::{Manifest, Opened};
 pub use rows::read_schema;
 pub use settings::ReadSettings;
 

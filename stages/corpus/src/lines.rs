@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_kind::{Partition, StageError, open_input_file};
-use flow_storage::InputFile;
+use flow_storage::{FileVersion, InputFile};
 use serde_json::{Map, Value};
 
 use crate::ManifestError;
+use crate::column_names::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
 use crate::decoded_text::no_text;
 use crate::extra::{self, EXTRA};
 use crate::files::{label, trailing_number};
 use crate::folder_languages::FolderLanguages;
 use crate::json_line;
-use crate::looks::FileLook;
+use crate::looks::{check_version, version_of};
 use crate::manifest_row::{ManifestRow, Refusal, refuse};
 use crate::names::strip_dot_slash;
 use crate::naming::{language, named, names_all};
 use crate::places::Places;
-use crate::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
 use crate::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
 use crate::{Corpus, Part, Take, take_line};
 use crate::{ReadSettings, file_stem};
@@ -40,7 +40,7 @@ const FILE_NAME: &str = "file_name";
 /// Manifests of lines, cut into blocks.
 pub struct LineManifest {
     /// The metadata of each before it was divided.
-    files: Vec<(PathBuf, FileLook)>,
+    files: Vec<(PathBuf, FileVersion)>,
     blocks: Vec<(Partition, Block)>,
     rules: LineRules,
     tars: Tars,
@@ -137,7 +137,7 @@ impl LineManifest {
     /// When a file cannot be read, or the tars do not fit the manifests.
     pub fn open(files: Vec<PathBuf>, tars: Vec<PathBuf>, settings: &ReadSettings) -> Result<Self, ManifestError> {
         let tars = Tars::new(tars, files.len())?;
-        let look = |path: PathBuf| match FileLook::of(&path) {
+        let look = |path: PathBuf| match version_of(&path) {
             Ok(look) => Ok((path, look)),
             Err(error) => Err(ManifestError::io(&path, error)),
         };
@@ -266,7 +266,7 @@ impl Corpus for LineManifest {
     fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let (_, block) = self.blocks[part.number];
         let (path, look) = &self.files[block.file];
-        look.still(path)?;
+        check_version(*look, path)?;
         self.each_line(block, |number, line| match line {
             Ok(line) if line.trim().is_empty() => Ok(()),
             line => take_line(take, number, line, |line| self.row(line, number, block.file)),

@@ -15,57 +15,55 @@ use crate::manifest_row::Wanted;
 /// Rows whose recordings one thread checks.
 const SHARE: usize = 512;
 
-/// The version of a file that was looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileLook(FileVersion);
-
-impl FileLook {
-    /// # Errors
-    /// When the metadata cannot be read.
-    pub fn of(path: &Path) -> io::Result<Self> {
-        match Location::of_path(path)? {
-            Location::Local(path) => std::fs::metadata(path).map(|metadata| FileLook(FileVersion::of_file(&metadata))),
-            Location::Object(url) => match Storage::global().look(&url)? {
-                Some(stat) => Ok(FileLook(FileVersion::of_object(&stat))),
-                None => Err(io::ErrorKind::NotFound.into()),
-            },
-        }
+/// The version of the file that a path leads to.
+///
+/// # Errors
+/// When the metadata cannot be read.
+pub fn version_of(path: &Path) -> io::Result<FileVersion> {
+    match Location::of_path(path)? {
+        Location::Local(path) => std::fs::metadata(path).map(|metadata| FileVersion::of_file(&metadata)),
+        Location::Object(url) => match Storage::global().look(&url)? {
+            Some(stat) => Ok(FileVersion::of_object(&stat)),
+            None => Err(io::ErrorKind::NotFound.into()),
+        },
     }
+}
 
-    /// Of a path that leads to a file; none of what is no file of this machine or cannot be looked at, and of what is no URL.
-    ///
-    /// # Errors
-    /// When storage does not say whether an object is there: it must not be taken for missing.
-    fn of_file(path: &Path) -> Result<Option<Self>, ManifestError> {
-        match Location::of_path(path) {
-            Ok(Location::Local(path)) => {
-                let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
-                Ok(metadata.map(|metadata| FileLook(FileVersion::of_file(&metadata))))
-            }
-            Ok(Location::Object(url)) => match Storage::global().look(&url) {
-                Ok(stat) => Ok(stat.map(|stat| FileLook(FileVersion::of_object(&stat)))),
-                Err(error) => Err(ManifestError::Recording(error)),
-            },
-            Err(_) => Ok(None),
+/// That of a path that leads to a file; none of what is no file of this machine or cannot be looked at, and of what is no URL.
+///
+/// # Errors
+/// When storage does not say whether an object is there: it must not be taken for missing.
+fn version_of_file(path: &Path) -> Result<Option<FileVersion>, ManifestError> {
+    match Location::of_path(path) {
+        Ok(Location::Local(path)) => {
+            let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
+            Ok(metadata.map(|metadata| FileVersion::of_file(&metadata)))
         }
+        Ok(Location::Object(url)) => match Storage::global().look(&url) {
+            Ok(stat) => Ok(stat.map(|stat| FileVersion::of_object(&stat))),
+            Err(error) => Err(ManifestError::Recording(error)),
+        },
+        Err(_) => Ok(None),
     }
+}
 
-    /// # Errors
-    /// When the metadata has changed: the positions of its rows were read from an older file.
-    pub fn still(self, path: &Path) -> Result<(), StageError> {
-        match FileLook::of(path) {
-            Ok(now) if now == self => Ok(()),
-            _ => Err(
-                StageError::failed(format!("{} was changed while the run was going on", path.display()))
-                    .with_help("wait until it is written, then run again"),
-            ),
-        }
+/// Checks that a file still has this version.
+///
+/// # Errors
+/// When it has another one: the positions of its rows were read from an older file.
+pub fn check_version(version: FileVersion, path: &Path) -> Result<(), StageError> {
+    match version_of(path) {
+        Ok(now) if now == version => Ok(()),
+        _ => Err(
+            StageError::failed(format!("{} was changed while the run was going on", path.display()))
+                .with_help("wait until it is written, then run again"),
+        ),
     }
 }
 
 /// Where the recording of a row was found (index in the list of candidates; the tar is the last), and the metadata of
 /// that file; none where it was not found.
-pub type Look = Option<(usize, FileLook)>;
+pub type Look = Option<(usize, FileVersion)>;
 
 /// The metadata of the recordings of rows, read by several threads.
 ///
@@ -85,8 +83,8 @@ pub fn looks_of(wanted: &[Wanted]) -> Result<Vec<Look>, ManifestError> {
 #[derive(Default)]
 pub struct Eyes {
     folder: Option<(PathBuf, bool)>,
-    file: Option<(PathBuf, Option<FileLook>)>,
-    tar: Option<(PathBuf, Option<FileLook>)>,
+    file: Option<(PathBuf, Option<FileVersion>)>,
+    tar: Option<(PathBuf, Option<FileVersion>)>,
 }
 
 impl Eyes {
@@ -129,12 +127,15 @@ impl Eyes {
     }
 }
 
-fn remembered(last: &mut Option<(PathBuf, Option<FileLook>)>, path: &Path) -> Result<Option<FileLook>, ManifestError> {
+fn remembered(
+    last: &mut Option<(PathBuf, Option<FileVersion>)>,
+    path: &Path,
+) -> Result<Option<FileVersion>, ManifestError> {
     match last {
         Some((known, look)) if known == path => Ok(*look),
         _ => {
             // Links are followed: folders of recordings are often made of them.
-            let look = FileLook::of_file(path)?;
+            let look = version_of_file(path)?;
             *last = Some((path.to_path_buf(), look));
             Ok(look)
         }
@@ -149,7 +150,7 @@ impl Chain {
     pub fn add(&mut self, look: &Look) {
         let mut bytes = [0; 72];
         bytes[..32].copy_from_slice(&self.0);
-        if let Some((place, FileLook(file))) = look {
+        if let Some((place, file)) = look {
             bytes[32..40].copy_from_slice(&(*place as u64 + 1).to_le_bytes());
             bytes[40..48].copy_from_slice(&file.size.to_le_bytes());
             bytes[48..64].copy_from_slice(&i128::from(file.mtime_ns).to_le_bytes());

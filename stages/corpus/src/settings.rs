@@ -7,12 +7,13 @@ use flow_text::language_tag::is_language;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::Layout;
+use crate::column_names::renamed;
 use crate::files::Format;
+use crate::manifest::Manifest;
 use crate::places::{Places, leads_through_link};
 use crate::quoting::Quoting;
 use crate::row_rules::{Regions, RowRules};
-use crate::text_tables::renamed;
-use crate::{Layout, Manifest};
 
 /// Reads an existing manifest, or a corpus as it is on disk.
 ///

@@ -9,19 +9,22 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Schema};
 use flow_kind::{Partition, SourcePartition, StageError};
 use flow_parquet::{CountedRows, ForeignParquet};
+use flow_storage::FileVersion;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};
 
 use crate::ManifestError;
+use crate::column_names::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS};
 use crate::extra::{self, EXTRA};
 use crate::files::label;
 use crate::grouped::{Grouped, Grouping};
-use crate::looks::{Chain, FileLook, Look, looks_of};
+use crate::looks::{Chain, Look, check_version, looks_of, version_of};
+use crate::manifest::Opened;
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use crate::naming::{language, named};
 use crate::places::{Places, shard_folders};
 use crate::rows::Rows;
-use crate::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, new_heading};
+use crate::text_tables::new_heading;
 use crate::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use crate::{ReadSettings, file_stem};
 
@@ -78,7 +81,7 @@ struct Table {
     metadata: ArrowReaderMetadata,
     rows: usize,
     /// How the file looked before it was opened.
-    look: FileLook,
+    look: FileVersion,
     /// Where rows are in their recordings, and what else the manifest says, where it has columns for that.
     further: Vec<&'static str>,
     /// Columns of other names that replace ours: theirs, and ours (empty: it is not read).
@@ -143,62 +146,6 @@ impl TableManifest {
         }
     }
 
-    /// What was decided about the unit of times.
-    pub fn decision(&self) -> Option<String> {
-        self.files.iter().find_map(|table| table.unit.decision())
-    }
-
-    /// The names of the partitions, without a look at their recordings.
-    pub fn names(&self) -> Vec<Partition> {
-        self.shards.keys().cloned().collect()
-    }
-
-    pub fn partitions(&self) -> Vec<SourcePartition> {
-        let partition = |(name, shard): (&Partition, &Shard)| {
-            SourcePartition::new(
-                name.clone(),
-                shard
-                    .runs
-                    .iter()
-                    .map(|(file, _)| self.files[*file].path.clone())
-                    .collect(),
-                if self.look || shard.runs.iter().any(|(file, _)| !self.files[*file].has_duration) {
-                    let units = shard.runs.iter().map(|(file, _)| self.files[*file].unit.in_key());
-                    shard.recordings.to_hex() + &units.collect::<String>()
-                } else {
-                    String::new()
-                },
-            )
-        };
-        self.shards.iter().map(partition).collect()
-    }
-
-    pub fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
-        let shard = self.shards.get(partition);
-        let shard = shard.ok_or_else(|| StageError::failed(format!("the manifest has no shard {partition}")))?;
-        for (file, runs) in &shard.runs {
-            let table = &self.files[*file];
-            table.look.still(&table.path)?;
-            let mut push = |batch: &RecordBatch| {
-                let columns = Columns::of(batch)?;
-                for row in 0..batch.num_rows() {
-                    let read = columns.row(row, table, &self.lang, &self.source);
-                    rows.push(read, || columns.values(row))?;
-                }
-                Ok::<_, StageError>(())
-            };
-            if let Some(batches) = self.of_group(*file, shard.number, runs)? {
-                batches.iter().try_for_each(push)?;
-                continue;
-            }
-            let mut reader = table.rows(&table.columns(), Some(runs))?;
-            while let Some(batch) = table.next(&mut reader)? {
-                push(&batch)?;
-            }
-        }
-        Ok(())
-    }
-
     /// The rows of a shard, where those of the file were grouped; none where they are to be read out of it.
     fn of_group(&self, file: usize, shard: u32, runs: &[Run]) -> Result<Option<Vec<RecordBatch>>, StageError> {
         let table = &self.files[file];
@@ -249,9 +196,65 @@ impl TableManifest {
     }
 }
 
+impl Opened for TableManifest {
+    fn decision(&self) -> Option<String> {
+        self.files.iter().find_map(|table| table.unit.decision())
+    }
+
+    fn names(&self) -> Vec<Partition> {
+        self.shards.keys().cloned().collect()
+    }
+
+    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+        let partition = |(name, shard): (&Partition, &Shard)| {
+            SourcePartition::new(
+                name.clone(),
+                shard
+                    .runs
+                    .iter()
+                    .map(|(file, _)| self.files[*file].path.clone())
+                    .collect(),
+                if self.look || shard.runs.iter().any(|(file, _)| !self.files[*file].has_duration) {
+                    let units = shard.runs.iter().map(|(file, _)| self.files[*file].unit.in_key());
+                    shard.recordings.to_hex() + &units.collect::<String>()
+                } else {
+                    String::new()
+                },
+            )
+        };
+        Ok(self.shards.iter().map(partition).collect())
+    }
+
+    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+        let shard = self.shards.get(partition);
+        let shard = shard.ok_or_else(|| StageError::failed(format!("the manifest has no shard {partition}")))?;
+        for (file, runs) in &shard.runs {
+            let table = &self.files[*file];
+            check_version(table.look, &table.path)?;
+            let mut push = |batch: &RecordBatch| {
+                let columns = Columns::of(batch)?;
+                for row in 0..batch.num_rows() {
+                    let read = columns.row(row, table, &self.lang, &self.source);
+                    rows.push(read, || columns.values(row))?;
+                }
+                Ok::<_, StageError>(())
+            };
+            if let Some(batches) = self.of_group(*file, shard.number, runs)? {
+                batches.iter().try_for_each(push)?;
+                continue;
+            }
+            let mut reader = table.rows(&table.columns(), Some(runs))?;
+            while let Some(batch) = table.next(&mut reader)? {
+                push(&batch)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Table {
     fn open(path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
-        let look = FileLook::of(path).map_err(|e| ManifestError::io(path, e))?;
+        let look = version_of(path).map_err(|e| ManifestError::io(path, e))?;
         let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
         let metadata = file.metadata().map_err(|source| ManifestError::parquet(path, source))?;
         let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());

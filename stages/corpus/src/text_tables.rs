@@ -6,13 +6,15 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use flow_kind::{Partition, StageError, open_input_file};
+use flow_storage::FileVersion;
 
 use crate::ManifestError;
+use crate::column_names::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
 use crate::decoded_text::{DecodedText, no_text};
 use crate::extra::{self, EXTRA};
 use crate::files::label;
 use crate::folder_languages::FolderLanguages;
-use crate::looks::FileLook;
+use crate::looks::{check_version, version_of};
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use crate::naming::{language, named, names_all};
 use crate::places::Places;
@@ -27,23 +29,6 @@ const BLOCK: usize = 1_000;
 const LARGEST_TABLE: u64 = 4 << 30;
 /// Most letters of a heading that an error shows.
 const SHOWN: usize = 1_000;
-
-pub const FILE_COLUMNS: [&str; 10] = [
-    "file_name",
-    "audio_filepath",
-    "audio_path",
-    "audio",
-    "path",
-    "file",
-    "filename",
-    "wav",
-    "wav_filename",
-    "audio_file_name",
-];
-/// Columns for the text; also keys of lines that name their recording by `file_name`.
-pub const TEXT_COLUMNS: [&str; 5] = ["text", "transcription", "transcript", "sentence", "normalized_text"];
-pub const LANGUAGE_COLUMNS: [&str; 3] = ["lang", "language", "locale"];
-pub const ID_COLUMNS: [&str; 2] = ["segment_id", "id"];
 
 /// Tables, cut into blocks.
 pub struct TextTables {
@@ -66,7 +51,7 @@ struct Block {
 struct Table {
     path: PathBuf,
     /// How the file looked before it was read.
-    look: FileLook,
+    look: FileVersion,
     text: DecodedText,
     layout: Layout,
     /// What a person should know of its quotes, and which of several tables it is.
@@ -170,7 +155,7 @@ impl Corpus for TextTables {
     fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let (_, block) = &self.blocks[part.number];
         let table = &self.tables[block.table];
-        table.look.still(&table.path)?;
+        check_version(table.look, &table.path)?;
         let records = table.text.records(block.range.clone(), table.layout);
         for (line, record) in records.with_lines(block.first_line) {
             take(Some(line), table.row(&record, self), &|| line_values(record.line))?;
@@ -187,7 +172,7 @@ impl Table {
         settings: &ReadSettings,
         folders: &mut FolderLanguages,
     ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
-        let look = FileLook::of(&path).map_err(|e| ManifestError::io(&path, e))?;
+        let look = version_of(&path).map_err(|e| ManifestError::io(&path, e))?;
         let text = read_text(&path)?;
         if text.text.trim_end().contains('\r') && !text.text.contains('\n') {
             return Err(ManifestError::manifest(
@@ -324,53 +309,6 @@ fn wanted(places: &Places, clips: Option<&Path>, file: &str) -> Wanted {
         wanted.files.insert(0, clips.join(file));
     }
     wanted
-}
-
-/// The accepted column names of each field of a row.
-const NAMES: [&[&str]; 10] = [
-    &FILE_COLUMNS,
-    &TEXT_COLUMNS,
-    &LANGUAGE_COLUMNS,
-    &ID_COLUMNS,
-    &[DURATION],
-    &STARTS,
-    &ENDS,
-    &["shard_id"],
-    &["source"],
-    &[EXTRA],
-];
-
-/// The setting `columns`: pairs of a column's name in the table and one that represents a field of a row.
-///
-/// # Errors
-/// For one that is no such pair, and for a field that is given twice.
-pub fn renamed(columns: &[String]) -> Result<Vec<(&str, &str)>, String> {
-    let mut pairs: Vec<(&str, &str)> = Vec::new();
-    for column in columns {
-        let pair = column
-            .rsplit_once('=')
-            .map(|(theirs, ours)| (theirs.trim(), ours.trim()));
-        let Some((theirs, ours)) = pair.filter(|(theirs, _)| !theirs.is_empty()) else {
-            return Err(format!(
-                "{column:?} is not of the form THEIRS=OURS, such as wav_file=audio_filepath"
-            ));
-        };
-        let Some(names) = names_like(ours) else {
-            return Err(format!(
-                "{ours:?} is no column that is read: one of {}",
-                NAMES.concat().join(", ")
-            ));
-        };
-        if let Some((before, _)) = pairs.iter().find(|(_, other)| names.contains(other) && ours != EXTRA) {
-            return Err(format!("{before:?} and {theirs:?} are both {ours}"));
-        }
-        pairs.push((theirs, ours));
-    }
-    Ok(pairs)
-}
-
-pub fn names_like(ours: &str) -> Option<&'static [&'static str]> {
-    NAMES.into_iter().find(|names| names.contains(&ours))
 }
 
 /// A heading with the names that the setting `columns` gives, and the places of columns that it puts into `extra`. Other columns

@@ -12,8 +12,8 @@ use parquet::arrow::ProjectionMask;
 use serde_json::Value;
 
 use crate::ManifestError;
+use crate::column_names::{LANGUAGE_COLUMNS, TEXT_COLUMNS};
 use crate::json_line;
-use crate::text_tables::{LANGUAGE_COLUMNS, TEXT_COLUMNS};
 
 /// Rows of a table in memory at once.
 const BATCH_ROWS: usize = 1024;

@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_corpus::folder::{first_of, table_of, tables};
+use flow_corpus::folder::{first_of, open_table, table_of, tables};
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use serde_json::Map;
 
+use super::folder_entries::entries_of;
+use super::ljspeech;
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, Manifest, entries_of, ljspeech, wrong};
 
 const CLIPS: &str = "clips";
 /// Tables of clips, and not of sentences or reports.
@@ -43,9 +44,9 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
             settings.split,
             there.join(", ")
         );
-        wrong(root, why)
+        ManifestError::manifest(root, why)
     })?;
-    Manifest::of_table(&root.join(format!("{table}.tsv")), root, settings, scratch)
+    open_table(&root.join(format!("{table}.tsv")), root, settings, scratch)
 }
 
 pub fn detect_audio_folder(root: &Path) -> Option<String> {
@@ -72,10 +73,10 @@ pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Resu
         }
     };
     let table = table.ok_or_else(|| match settings.split.as_str() {
-        "" => wrong(root, "there is no table in it"),
-        split => wrong(root, format!("there is no folder with a table for the split {split:?}")),
+        "" => ManifestError::manifest(root, "there is no table in it"),
+        split => ManifestError::manifest(root, format!("there is no folder with a table for the split {split:?}")),
     })?;
-    Manifest::of_table(&table, root, settings, scratch)
+    open_table(&table, root, settings, scratch)
 }
 
 /// The table of spontaneous speech in a folder.
@@ -98,14 +99,14 @@ pub fn detect_spontaneous(root: &Path) -> Option<String> {
 }
 
 pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
-    let table =
-        spontaneous(root).ok_or_else(|| wrong(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
+    let table = spontaneous(root)
+        .ok_or_else(|| ManifestError::manifest(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
     let first = super::line_file::LineFile::open(&table, scratch)?
         .first_line()
         .unwrap_or_default();
     let heading = Heading::of(&first, '\t');
     if let Some(lacking) = ["audio_file", "transcription"].iter().find(|name| !heading.has(name)) {
-        return Err(wrong(&table, format!("it has no column {lacking}")));
+        return Err(ManifestError::manifest(&table, format!("it has no column {lacking}")));
     }
     let locale = table
         .file_stem()
@@ -121,7 +122,7 @@ pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) ->
         split if has_splits => format!("; of its splits `{split}` is read"),
         split => {
             let why = format!("it has no column split, so `split: {split}` cannot be read of it");
-            return Err(wrong(&table, why));
+            return Err(ManifestError::manifest(&table, why));
         }
     };
     let is_wanted = move |split: &str| match wanted_split.as_str() {

@@ -2,15 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::text_tables::renamed;
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use serde_json::Map;
 
 use super::splits::chosen;
 use super::table_lines::{TableLines, fields, first_line};
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{LaidOut, Manifest, wrong};
 
 const SPLITS: [&str; 3] = ["train", "dev", "test"];
 /// Columns: id, file name, text as it was written, text, letters, number of samples, gender.
@@ -53,10 +52,10 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         let packed = root.join("audio").join(format!("{split}.tar.gz"));
         if !root.join("audio").join(split).is_dir() && packed.is_file() {
             let why = "recordings of a compressed tar are not read where they are; unpack it beside itself (tar xzf)";
-            return Err(wrong(&packed, why));
+            return Err(ManifestError::manifest(&packed, why));
         }
     }
-    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
+    let pairs = renamed(&settings.columns).map_err(|why| ManifestError::manifest(root, why))?;
     if let Some((theirs, ours)) = pairs
         .iter()
         .find(|pair| ![(WRITTEN, "text"), (SPOKEN, "text")].contains(pair))
@@ -64,7 +63,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         let why = format!(
             "`columns` has {theirs}={ours}, but of FLEURS it says which text is read: [{WRITTEN}=text] or [{SPOKEN}=text]"
         );
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
     let as_written = pairs.contains(&(WRITTEN, "text"));
     let files: Vec<PathBuf> = tables.iter().map(|(path, _)| path.clone()).collect();

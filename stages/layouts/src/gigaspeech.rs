@@ -3,17 +3,16 @@
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use flow_corpus::looks::FileLook;
+use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse, refuse_by_rule};
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
 use flow_kind::{Partition, StageError, open_input_file};
-use flow_storage::InputFile;
+use flow_storage::{FileVersion, InputFile};
 use serde::Deserialize;
 use serde_json::Map;
 
 use super::splits::usual;
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, wrong};
 
 const FILE: &str = "GigaSpeech.json";
 const LIST: &str = "audios";
@@ -77,7 +76,7 @@ pub fn detect(root: &Path) -> Option<String> {
 
 struct GigaSpeech {
     path: PathBuf,
-    look: FileLook,
+    look: FileVersion,
     file: InputFile,
     /// Where the elements of the list are, in bytes.
     elements: Vec<(u64, u64)>,
@@ -87,9 +86,9 @@ struct GigaSpeech {
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let path = file_of(root).ok_or_else(|| wrong(root, format!("there is no {FILE} in it")))?;
+    let path = file_of(root).ok_or_else(|| ManifestError::manifest(root, format!("there is no {FILE} in it")))?;
     let failed = |error| ManifestError::io(&path, error);
-    let look = FileLook::of(&path).map_err(failed)?;
+    let look = version_of(&path).map_err(failed)?;
     let file = open_input_file(&path).map_err(failed)?;
     let elements = elements(
         BufReader::with_capacity(1 << 20, open_input_file(&path).map_err(failed)?),
@@ -109,7 +108,7 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
                     "it has no subset {other:?}, which `split` names; its subsets are {}, dev, test (`split: all` reads all)",
                     SUBSETS.join(", ")
                 );
-                return Err(wrong(root, why));
+                return Err(ManifestError::manifest(root, why));
             }
         },
     };
@@ -275,7 +274,7 @@ impl Corpus for GigaSpeech {
     }
 
     fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
-        self.look.still(&self.path)?;
+        check_version(self.look, &self.path)?;
         for place in self.elements.iter().skip(part.number * BLOCK).take(BLOCK) {
             let element = self.element(*place)?;
             let audio = element.and_then(|json| {

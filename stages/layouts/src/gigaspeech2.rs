@@ -4,12 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 
 use super::splits::{chosen, usual};
 use super::table_lines::{TableLines, fields};
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{LaidOut, Manifest, wrong};
 
 const RAW: &str = "train_raw";
 const REFINED: &str = "train_refined";
@@ -34,7 +33,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         .filter(|(name, _)| list(root, name).is_file())
         .collect();
     if there.is_empty() {
-        return Err(wrong(root, "there is no train_refined.tsv in it"));
+        return Err(ManifestError::manifest(root, "there is no train_refined.tsv in it"));
     }
     // Of the two lists for training one has the recordings of the other, which is read where it is named.
     let is_there = |name: &str| there.iter().any(|(other, _)| *other == name);

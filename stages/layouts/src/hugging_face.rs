@@ -13,14 +13,14 @@ use std::rc::Rc;
 use arrow::array::RecordBatch;
 use flow_audio::embedded::{path_of_bytes, path_of_value};
 use flow_corpus::files::label;
-use flow_corpus::looks::{Chain, FileLook};
+use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::places::Places;
 use flow_corpus::written_set::REJECTS;
-use flow_corpus::{ManifestError, ReadSettings, file_stem};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::{Partition, StageError};
 use flow_parquet::ForeignParquet;
-use flow_storage::is_url;
+use flow_storage::{FileVersion, is_url};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use serde_json::{Map, Value};
@@ -28,10 +28,10 @@ use serde_json::{Map, Value};
 use columns::{Columns, float, is_audio, recording};
 pub use hub::open_dataset;
 
+use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{Corpus, Entries, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, read_entries, wrong};
 
 /// Rows of a partition, at least, where there are so many.
 const PART_ROWS: i64 = 1_000;
@@ -44,7 +44,7 @@ const MOST_DEPTH: usize = 3;
 /// A file of a data set.
 struct File {
     path: PathBuf,
-    look: FileLook,
+    look: FileVersion,
     columns: Columns,
     content: Content,
     /// The language of the folder that it is in.
@@ -185,7 +185,10 @@ pub(super) fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, Manife
         let is_one = |name: &str| Path::new(name).extension().is_some_and(|found| found == extension);
         let mut unnamed = entries.unnamed.iter();
         match unnamed.find(|(name, is_folder)| *is_folder || is_one(name)) {
-            Some((name, _)) => Err(wrong(&folder.join(name), "its name is not UTF-8; give it another")),
+            Some((name, _)) => Err(ManifestError::manifest(
+                &folder.join(name),
+                "its name is not UTF-8; give it another",
+            )),
             None => Ok(entries),
         }
     };
@@ -350,7 +353,7 @@ pub(super) fn chosen_files(
             "it has several configurations: {}; name the folder of one",
             configs.join(", ")
         );
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
     let splits: Vec<&str> = all.iter().map(|file| file.split.as_str()).collect();
     let (places, told) = chosen(&splits, &settings.split, root)?;
@@ -406,16 +409,17 @@ fn open_parquet_files(
     settings: &ReadSettings,
 ) -> Result<Manifest, ManifestError> {
     let open = |(path, split): (PathBuf, String)| {
-        let look = FileLook::of(&path).map_err(|error| ManifestError::io(&path, error))?;
+        let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
         let metadata = parquet_of(&path)?;
-        let columns = Columns::of(metadata.schema(), settings).map_err(|why| wrong(&path, why))?;
+        let columns = Columns::of(metadata.schema(), settings).map_err(|why| ManifestError::manifest(&path, why))?;
         let schema = metadata.parquet_schema();
         let is_leaf = |leaf: &usize| {
             let parts = schema.column(*leaf).path().parts().to_vec();
             parts == [columns.audio.as_str(), "bytes"] || parts == [columns.audio.as_str()]
         };
         let leaf = (0..schema.num_columns()).find(is_leaf);
-        let leaf = leaf.ok_or_else(|| wrong(&path, format!("its column `{}` has no bytes", columns.audio)))?;
+        let leaf =
+            leaf.ok_or_else(|| ManifestError::manifest(&path, format!("its column `{}` has no bytes", columns.audio)))?;
         let mut first_rows = vec![0u64];
         for group in metadata.metadata().row_groups() {
             let last = first_rows.last().copied().unwrap_or(0);
@@ -442,7 +446,7 @@ fn open_parquet_files(
 fn file_of(
     path: PathBuf,
     split: String,
-    look: FileLook,
+    look: FileVersion,
     columns: Columns,
     content: Content,
     settings: &ReadSettings,
@@ -514,16 +518,17 @@ fn open_files(
 fn saved_files(folder: &Path) -> Result<Vec<PathBuf>, ManifestError> {
     let path = folder.join("state.json");
     let text = std::fs::read_to_string(&path).map_err(|error| ManifestError::io(&path, error))?;
-    let state: Value = serde_json::from_str(&text).map_err(|error| wrong(&path, error.to_string()))?;
+    let state: Value =
+        serde_json::from_str(&text).map_err(|error| ManifestError::manifest(&path, error.to_string()))?;
     let files = state
         .get("_data_files")
         .and_then(Value::as_array)
-        .ok_or_else(|| wrong(&path, "it names no files (`_data_files`)"))?;
+        .ok_or_else(|| ManifestError::manifest(&path, "it names no files (`_data_files`)"))?;
     let file = |entry: &Value| {
         let name = entry.get("filename").and_then(Value::as_str);
         match name.filter(|name| !flow_corpus::names::unsafe_name(name)) {
             Some(name) => Ok(folder.join(name)),
-            None => Err(wrong(
+            None => Err(ManifestError::manifest(
                 &path,
                 format!("{entry} in `_data_files` names no file of the folder"),
             )),
@@ -537,7 +542,8 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
     let mut told = String::new();
     let files: Vec<(PathBuf, String)> = if dict.is_file() {
         let text = std::fs::read_to_string(&dict).map_err(|error| ManifestError::io(&dict, error))?;
-        let parsed: Value = serde_json::from_str(&text).map_err(|error| wrong(&dict, error.to_string()))?;
+        let parsed: Value =
+            serde_json::from_str(&text).map_err(|error| ManifestError::manifest(&dict, error.to_string()))?;
         let splits = parsed.get("splits").and_then(Value::as_array).into_iter().flatten();
         let splits: Vec<&str> = splits
             .filter_map(Value::as_str)
@@ -579,9 +585,9 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
         vec![(root.to_path_buf(), String::new())]
     };
     let open = |(path, split): (PathBuf, String)| {
-        let look = FileLook::of(&path).map_err(|error| ManifestError::io(&path, error))?;
+        let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
         let file = ArrowFile::open(&path)?;
-        let columns = Columns::of(&file.schema, settings).map_err(|why| wrong(&path, why))?;
+        let columns = Columns::of(&file.schema, settings).map_err(|why| ManifestError::manifest(&path, why))?;
         let embeds = !file.has_nulls(&columns.audio, "bytes")?;
         Ok(File {
             embeds,
@@ -655,7 +661,7 @@ impl Corpus for DataSet {
             return Ok(());
         };
         let file = &self.files[number];
-        file.look.still(&file.path)?;
+        check_version(file.look, &file.path)?;
         let path = file
             .path
             .to_str()

@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use flow_audio::embedded::path_of_bytes;
 use flow_corpus::listing::AUDIO;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
-use flow_corpus::{ManifestError, ReadSettings, file_stem, take_line};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
 use flow_kind::{Partition, StageError};
 use flow_storage::InputFile;
 use serde_json::{Map, Value};
 
+use super::folder_entries::entries_of;
 use super::lhotse::Paths;
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, entries_of, wrong};
 
 /// A `wav.scp`, in a folder or named itself.
 fn folder_of(root: &Path) -> Option<PathBuf> {
@@ -95,11 +95,12 @@ struct Kaldi {
 }
 
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
-    let folder = folder_of(root).ok_or_else(|| wrong(root, "a data folder of Kaldi has a file wav.scp"))?;
+    let folder =
+        folder_of(root).ok_or_else(|| ManifestError::manifest(root, "a data folder of Kaldi has a file wav.scp"))?;
     let list = |name: &str| List::open(folder.join(name), scratch);
     let needed = |name: &str| {
         let why = format!("it is a data folder of Kaldi, but there is no {name} in it");
-        list(name)?.ok_or_else(|| wrong(&folder, why))
+        list(name)?.ok_or_else(|| ManifestError::manifest(&folder, why))
     };
     let recordings = needed("wav.scp")?;
     let place_of = |line: &str| {

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::TOLERANCE_SECONDS;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
-use flow_corpus::{ManifestError, ReadSettings, file_stem, take_line};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
 use flow_kind::{Partition, StageError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::folder_entries::{base_of, entries_of};
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::splits::chosen;
 use super::table_lines::TableLines;
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, base_of, entries_of, wrong};
 
 /// Recordings by which it is found out what paths are relative to.
 const SAMPLED: usize = 64;
@@ -387,13 +387,16 @@ pub fn open_recordings(root: &Path, settings: &ReadSettings, scratch: &Path) -> 
         true => {
             let all = pairs(root);
             if all.is_empty() {
-                return Err(wrong(root, lacking));
+                return Err(ManifestError::manifest(root, lacking));
             }
             let splits: Vec<&str> = all.iter().map(|(_, _, split)| split.as_str()).collect();
             let (places, told) = chosen(&splits, &settings.split, root)?;
             (places.into_iter().map(|place| all[place].clone()).collect(), told)
         }
-        false => (vec![pair_of(root).ok_or_else(|| wrong(root, lacking))?], None),
+        false => (
+            vec![pair_of(root).ok_or_else(|| ManifestError::manifest(root, lacking))?],
+            None,
+        ),
     };
     let open = |(recordings, supervisions, _): &(PathBuf, PathBuf, String)| {
         let recordings = LineFile::open(recordings, scratch)?;

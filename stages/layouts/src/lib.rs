@@ -3,6 +3,7 @@
 
 mod common_voice;
 mod fleurs;
+mod folder_entries;
 mod gigaspeech;
 mod gigaspeech2;
 mod hugging_face;
@@ -31,13 +32,12 @@ mod yodas2;
 
 pub use manifest_line::line_of;
 
-use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::path::Path;
 
-use flow_audio::listing::is_of_program;
-use flow_corpus::{Corpus, LaidOut, Layout, Manifest, ManifestError, Part, ReadSettings, Take};
+use flow_corpus::folder::AudioFolder;
+use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
+
+use folder_entries::remembering_folders;
 
 /// A layout: its name, how it is recognised, and how it is opened.
 struct Known {
@@ -174,11 +174,11 @@ impl Known {
 fn refuse_settings(layout: Layout, name: &str, root: &Path, settings: &ReadSettings) -> Result<(), ManifestError> {
     if !settings.columns.is_empty() && WITHOUT_COLUMNS.contains(&layout) {
         let why = format!("`columns` belongs to manifests with columns, and this is {name}");
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
     if !settings.split.is_empty() && WITHOUT_SPLITS.contains(&layout) {
         let why = format!("`split` belongs to layouts with splits, and this is {name}");
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
     Ok(())
 }
@@ -190,18 +190,16 @@ fn refuse_settings(layout: Layout, name: &str, root: &Path, settings: &ReadSetti
 fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Option<Manifest>, ManifestError> {
     if settings.layout == Layout::Transcripts {
         refuse_settings(Layout::Transcripts, "transcripts", root, settings)?;
-        return flow_corpus::folder::AudioFolder::open(root, settings).map(|folder| Some(Manifest::Folder(folder)));
+        return Ok(Some(Box::new(AudioFolder::open(root, settings)?)));
     }
     if settings.layout != Layout::Auto {
         let known = KNOWN.iter().find(|known| known.layout == settings.layout);
         return known.map(|known| known.open(root, settings, scratch)).transpose();
     }
-    KEPT.set(Some(HashMap::new()));
-    let found: Vec<(&Known, String)> = KNOWN
-        .iter()
-        .filter_map(|known| Some((known, (known.detect)(root)?)))
-        .collect();
-    KEPT.set(None);
+    let found: Vec<(&Known, String)> = remembering_folders(|| {
+        let detected = KNOWN.iter().map(|known| Some((known, (known.detect)(root)?)));
+        detected.flatten().collect()
+    });
     match found.as_slice() {
         [] => Ok(None),
         [(known, _)] => known.open(root, settings, scratch).map(Some),
@@ -218,100 +216,5 @@ fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Option<M
                 ),
             ))
         }
-    }
-}
-
-fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
-    ManifestError::manifest(path, why)
-}
-
-/// Names in a folder, without those that begin with a dot and the folders of programs.
-#[derive(Debug, Default)]
-struct Entries {
-    names: BTreeSet<String>,
-    /// Of these, folders and links to folders.
-    folders: BTreeSet<String>,
-    /// Names that are not UTF-8, as they can be shown, and whether they are of folders.
-    unnamed: BTreeSet<(String, bool)>,
-}
-
-thread_local! {
-    /// What is in the folders that were looked into while a layout is found out: each layout asks, and there may be a million files.
-    static KEPT: RefCell<Option<HashMap<PathBuf, Rc<Entries>>>> = const { RefCell::new(None) };
-}
-
-/// What is in a folder, to find out a layout; of what is no folder, or cannot be read, nothing.
-fn entries_of(folder: &Path) -> Rc<Entries> {
-    let known = KEPT.with_borrow(|kept| kept.as_ref()?.get(folder).map(Rc::clone));
-    known.unwrap_or_else(|| {
-        let found = read_entries(folder).unwrap_or_default();
-        KEPT.with_borrow_mut(|kept| {
-            if let Some(kept) = kept {
-                kept.insert(folder.to_path_buf(), Rc::clone(&found));
-            }
-        });
-        found
-    })
-}
-
-/// What is in a folder, to read all of it.
-///
-/// # Errors
-/// When it cannot be read.
-fn read_entries(folder: &Path) -> Result<Rc<Entries>, ManifestError> {
-    let failed = |error| ManifestError::io(folder, error);
-    let mut found = Entries::default();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let kind = entry.file_type().map_err(failed)?;
-        // Only links are looked up.
-        let is_folder = kind.is_dir() || kind.is_symlink() && entry.path().is_dir();
-        let name = match entry.file_name().into_string() {
-            Ok(name) => name,
-            Err(name) => {
-                found.unnamed.insert((name.to_string_lossy().into_owned(), is_folder));
-                continue;
-            }
-        };
-        if name.starts_with('.') || is_of_program(name.as_ref()) {
-            continue;
-        }
-        if is_folder {
-            found.folders.insert(name.clone());
-        }
-        found.names.insert(name);
-    }
-    Ok(Rc::new(found))
-}
-
-/// Folders that are looked into to find out a layout.
-const MOST_FOLDERS: usize = 200;
-
-/// The first folder of some above `folder`, itself included, or else the current one, below which one of the relative `paths` is;
-/// none where there is no such folder or no relative path.
-fn base_of<'p>(folder: &Path, paths: impl Iterator<Item = &'p str>) -> Option<PathBuf> {
-    let relative: Vec<&str> = paths.filter(|path| Path::new(path).is_relative()).collect();
-    let absolute = std::path::absolute(folder).ok()?;
-    let ways = absolute.ancestors().count();
-    // As the folder was written, so that rows have paths of the same kind.
-    let above = (0..ways.min(6)).scan(folder.to_path_buf(), |way, step| {
-        if step > 0 {
-            *way = match way.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-                Some(parent) if !way.ends_with("..") => parent.to_path_buf(),
-                _ => absolute.ancestors().nth(step)?.to_path_buf(),
-            };
-        }
-        Some(way.clone())
-    });
-    let here = std::iter::once(PathBuf::new());
-    here.chain(above)
-        .find(|base| relative.iter().any(|path| base.join(plain_file(path)).is_file()))
-}
-
-/// The file that a path leads to, without the place of a recording in it (`a.ark:1234`).
-fn plain_file(path: &str) -> &str {
-    match path.rsplit_once(':') {
-        Some((file, place)) if !place.is_empty() && place.bytes().all(|byte| byte.is_ascii_digit()) => file,
-        _ => path,
     }
 }

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 use flow_kind::{StageError, open_input_file, unlinked_file};
-use flow_storage::InputFile;
+use flow_storage::{FileVersion, InputFile};
 
 use flow_corpus::ManifestError;
-use flow_corpus::looks::FileLook;
+use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{Refusal, refuse};
 
 /// Lines of a block, and bytes that end one sooner.
@@ -25,7 +25,7 @@ const MARK: &[u8] = b"\xef\xbb\xbf";
 /// A file of lines. One that is compressed was unpacked into a file without a name, so that its lines can be read in any order.
 pub struct LineFile {
     pub path: PathBuf,
-    look: FileLook,
+    look: FileVersion,
     file: InputFile,
     length: u64,
 }
@@ -71,7 +71,7 @@ impl LineFile {
     /// When it cannot be read or unpacked.
     pub fn open(path: &Path, scratch: &Path) -> Result<LineFile, ManifestError> {
         let failed = |error| ManifestError::io(path, error);
-        let look = FileLook::of(path).map_err(failed)?;
+        let look = version_of(path).map_err(failed)?;
         let mut file = open_input_file(path).map_err(failed)?;
         let mut head = [0; 2];
         if file.read_exact_at(&mut head, 0).is_ok() && head == GZIP {
@@ -88,7 +88,7 @@ impl LineFile {
     /// # Errors
     /// When the file was changed since it was opened.
     pub fn still(&self) -> Result<(), StageError> {
-        self.look.still(&self.path)
+        check_version(self.look, &self.path)
     }
 
     /// All lines, in blocks. `each` is given every line that is UTF-8, with where it begins.

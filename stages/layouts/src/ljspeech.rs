@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings, file_stem};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings, file_stem};
 use serde_json::Map;
 
 use super::table_lines::{TableLines, fields, first_line};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, Manifest};
 
 const TABLE: &str = "metadata.csv";
 const ENDINGS: [&str; 2] = ["wav", "flac"];

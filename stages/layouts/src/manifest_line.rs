@@ -7,7 +7,7 @@ use flow_kind::{Out, StageError};
 use flow_corpus::files::{Format, expand, format_of};
 use flow_corpus::recordings::Recordings;
 use flow_corpus::rows::Rows;
-use flow_corpus::{LineSearch, Manifest, ManifestError, ManifestLine, ReadSettings};
+use flow_corpus::{LineSearch, ManifestError, ManifestLine, ReadSettings};
 
 use crate::opening::open;
 
@@ -35,11 +35,10 @@ pub fn line_of(settings: &ReadSettings, file: &Path, number: u64) -> Result<Opti
     }
     // Manifests of lines need no folder for temporary files.
     let manifest = open(settings, Path::new(""), &mut |_| true)?;
-    let names = match &manifest {
-        Manifest::Lines(lines) => lines.names(),
-        Manifest::Tables(_) | Manifest::Folder(_) | Manifest::LaidOut(_) => return Ok(None),
-    };
-    for partition in names {
+    if !manifest.has_lines() {
+        return Ok(None);
+    }
+    for partition in manifest.names() {
         let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(false));
         let mut rows = Rows::new(&mut out, &mut recordings).searching(LineSearch {
             file: file.clone(),

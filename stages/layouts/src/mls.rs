@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 
+use super::folder_entries::{MOST_FOLDERS, entries_of};
 use super::splits::chosen;
 use super::table_lines::{TableLines, fields};
 use super::utterance::{Common, Utterance, language_called, text_of};
-use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of};
 
 const TRANSCRIPTS: &str = "transcripts.txt";
 /// Of the recordings, the first that is there.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::files::trailing_number;
 use flow_corpus::lines::LineManifest;
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 
-use super::{Manifest, entries_of, wrong};
+use super::folder_entries::entries_of;
 
 const MANIFESTS: [&str; 2] = ["tarred_audio_manifest.json", "manifest.json"];
 const SHARDED: &str = "sharded_manifests";
@@ -48,7 +48,7 @@ pub fn detect(root: &Path) -> Option<String> {
 pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let (manifests, tars) = (manifests(root), tars(root));
     if manifests.is_empty() || tars.is_empty() {
-        return Err(wrong(
+        return Err(ManifestError::manifest(
             root,
             format!(
                 "it has no tars audio_<number>.tar beside {} or {SHARDED}",
@@ -62,9 +62,9 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
             manifests.len(),
             tars.len()
         );
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
-    Ok(Manifest::of_lines(
+    Ok(LaidOut::of_lines(
         LineManifest::open(manifests, tars, settings)?,
         settings,
     ))

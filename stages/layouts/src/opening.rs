@@ -8,12 +8,12 @@ use flow_kind::store::{on_threads, path_in_set};
 use flow_storage::is_url;
 
 use flow_corpus::files::{Format, expand, format_of};
-use flow_corpus::folder::{AudioFolder, table_of};
+use flow_corpus::folder::{AudioFolder, open_table, table_of};
 use flow_corpus::lines::LineManifest;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
 use flow_corpus::written_set::check_set;
-use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::hugging_face;
 
@@ -108,15 +108,15 @@ pub fn open(
         (Format::Parquet, [first, ..]) if hugging_face::has_recordings(first) => {
             hugging_face::open_named(files, settings)
         }
-        (Format::Parquet, _) => Ok(Manifest::Tables(TableManifest::open(files, settings, scratch)?)),
-        (Format::Table, _) => Ok(Manifest::of_lines(TextTables::open(files, None, settings)?, settings)),
+        (Format::Parquet, _) => Ok(Box::new(TableManifest::open(files, settings, scratch)?)),
+        (Format::Table, _) => Ok(LaidOut::of_lines(TextTables::open(files, None, settings)?, settings)),
         (Format::Nemo, _) => {
             let tars = if settings.tars.is_empty() {
                 Vec::new()
             } else {
                 existing(&settings.tars, "the tar")?
             };
-            Ok(Manifest::of_lines(LineManifest::open(files, tars, settings)?, settings))
+            Ok(LaidOut::of_lines(LineManifest::open(files, tars, settings)?, settings))
         }
         (_, [root]) => open_folder(settings, root, scratch),
         (_, [_, second, ..]) => Err(ManifestError::manifest(second, "only one folder can be read")),
@@ -142,8 +142,8 @@ fn check_layout(settings: &ReadSettings, files: &[PathBuf]) -> Result<(), Manife
 
 fn open_folder(settings: &ReadSettings, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
     match table_of(root)? {
-        Some(table) => Manifest::of_table(&table, root, settings, scratch),
-        None => Ok(Manifest::Folder(AudioFolder::open(root, settings)?)),
+        Some(table) => open_table(&table, root, settings, scratch),
+        None => Ok(Box::new(AudioFolder::open(root, settings)?)),
     }
 }
 

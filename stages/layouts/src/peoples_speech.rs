@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use flow_corpus::files::label;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::names::unsafe_name;
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
 use flow_kind::{Partition, StageError};
 use serde::Deserialize;
 
+use super::folder_entries::{MOST_FOLDERS, entries_of};
 use super::line_file::{Block, LineFile};
 use super::splits::chosen;
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, wrong};
 
 #[derive(Deserialize)]
 struct Session {
@@ -95,7 +95,7 @@ struct PeoplesSpeech {
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
     let all = subsets(root);
     if all.is_empty() {
-        return Err(wrong(
+        return Err(ManifestError::manifest(
             root,
             "there is no train/clean.json in it, or another list of sessions",
         ));

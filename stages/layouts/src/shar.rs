@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::tar;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings, take_line};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, take_line};
 use flow_kind::{Partition, StageError};
 
+use super::folder_entries::entries_of;
 use super::lhotse::CutLine;
 use super::line_file::{Block, LineFile};
 use super::utterance::Common;
-use super::{Corpus, LaidOut, Manifest, Part, Take, entries_of, wrong};
 
 /// The number of a shard of a field, as it is written: `000000` of `cuts.000000.jsonl.gz`, empty of `cuts.jsonl.gz`.
 fn number_of<'n>(name: &'n str, field: &str, endings: &[&str]) -> Option<&'n str> {
@@ -69,7 +69,7 @@ struct Shar {
 pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
     let open = |(cuts, tar, number): (PathBuf, PathBuf, String)| {
         if !tar.is_file() {
-            return Err(wrong(
+            return Err(ManifestError::manifest(
                 &tar,
                 "it is not there, but its cuts are: each shard of cuts needs one of recordings",
             ));
@@ -96,7 +96,7 @@ fn members(path: &Path) -> Result<HashMap<String, String>, ManifestError> {
     let length = file.metadata().map_err(failed)?.len();
     let listing = tar::list(&mut BufReader::new(file), length).map_err(failed)?;
     if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
-        return Err(wrong(path, why.clone()));
+        return Err(ManifestError::manifest(path, why.clone()));
     }
     let mut found = HashMap::new();
     for member in &listing.members {

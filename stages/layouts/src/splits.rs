@@ -4,8 +4,6 @@ use std::path::Path;
 
 use flow_corpus::ManifestError;
 
-use super::wrong;
-
 /// Names of one split, by Hugging Face's list of keywords. The first is the usual one.
 const KEYWORDS: [&[&str]; 3] = [
     &["train", "training"],
@@ -77,7 +75,7 @@ pub fn chosen<N: AsRef<str>>(
             "" => "it has no split called train".to_string(),
             wanted => format!("it has no split {wanted:?}, which `split` names"),
         };
-        return Err(wrong(
+        return Err(ManifestError::manifest(
             root,
             format!(
                 "{what}; its splits are {} (`split: all` reads all)",

@@ -15,8 +15,6 @@ use flow_corpus::ManifestError;
 use flow_kind::{StageError, open_input_file};
 use flow_storage::InputFile;
 
-use super::wrong;
-
 /// What files of Arrow's file format begin with; a stream follows.
 const MAGIC: &[u8; 6] = b"ARROW1";
 /// Where it does.
@@ -60,7 +58,8 @@ impl Placed<'_> {
 
 /// A panic of the Arrow crate counts as damage of the file.
 fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(wrong(path, "it is damaged: the Arrow decoder failed")))
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(ManifestError::manifest(path, "it is damaged: the Arrow decoder failed")))
 }
 
 impl ArrowFile {
@@ -80,10 +79,10 @@ impl ArrowFile {
         if opened.file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC {
             opened.first = AFTER_MAGIC;
         }
-        let no_schema = || wrong(path, "it is no Arrow file: it does not begin with a schema");
+        let no_schema = || ManifestError::manifest(path, "it is no Arrow file: it does not begin with a schema");
         let message = opened.message(opened.first).map_err(|error| match opened.first {
             0 => error,
-            _ => wrong(
+            _ => ManifestError::manifest(
                 path,
                 "its schema is at its end alone, as Polars writes it, or it is damaged: write it as Parquet",
             ),
@@ -102,7 +101,7 @@ impl ArrowFile {
     fn message(&self, at: u64) -> Result<Option<Message>, ManifestError> {
         let read = |buffer: &mut [u8], at: u64| {
             self.file.read_exact_at(buffer, at).map_err(|error| match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => wrong(&self.path, "it is cut short"),
+                std::io::ErrorKind::UnexpectedEof => ManifestError::manifest(&self.path, "it is cut short"),
                 _ => ManifestError::io(&self.path, error),
             })
         };
@@ -121,7 +120,7 @@ impl ArrowFile {
             return Ok(None);
         }
         if size > LARGEST_METADATA || size > self.length - at.min(self.length) {
-            return Err(wrong(&self.path, "it is no Arrow file, or damaged"));
+            return Err(ManifestError::manifest(&self.path, "it is no Arrow file, or damaged"));
         }
         let mut metadata = vec![0; usize::try_from(size).unwrap_or(0)];
         read(&mut metadata, at)?;
@@ -129,7 +128,7 @@ impl ArrowFile {
         let body = at + size;
         let size = u64::try_from(header.bodyLength()).unwrap_or(u64::MAX);
         if size > LARGEST_BODY || size > self.length.saturating_sub(body) {
-            return Err(wrong(&self.path, "it is cut short, or damaged"));
+            return Err(ManifestError::manifest(&self.path, "it is cut short, or damaged"));
         }
         Ok(Some(Message { metadata, body, size }))
     }
@@ -193,10 +192,11 @@ impl ArrowFile {
                 match header.header_type() {
                     MessageHeader::RecordBatch => {
                         let batch = header.header_as_record_batch();
-                        let batch = batch.ok_or_else(|| wrong(&self.path, "a record batch is damaged"))?;
+                        let batch =
+                            batch.ok_or_else(|| ManifestError::manifest(&self.path, "a record batch is damaged"))?;
                         if batch.compression().is_some() {
                             let why = "its buffers are compressed; write it again without compression, as `save_to_disk` does";
-                            return Err(wrong(&self.path, why));
+                            return Err(ManifestError::manifest(&self.path, why));
                         }
                         let schema = Arc::clone(&self.schema);
                         let batch = read_record_batch(&body, batch, schema, &dictionaries, None, &version);
@@ -204,7 +204,8 @@ impl ArrowFile {
                     }
                     MessageHeader::DictionaryBatch => {
                         let batch = header.header_as_dictionary_batch();
-                        let batch = batch.ok_or_else(|| wrong(&self.path, "a dictionary is damaged"))?;
+                        let batch =
+                            batch.ok_or_else(|| ManifestError::manifest(&self.path, "a dictionary is damaged"))?;
                         let read = read_dictionary(&body, batch, &self.schema, &mut dictionaries, &version);
                         read.map(|()| None).map_err(|error| damaged(&self.path, &error))
                     }
@@ -241,7 +242,7 @@ fn nodes_of(data_type: &DataType) -> usize {
 }
 
 fn damaged(path: &Path, error: &dyn std::fmt::Display) -> ManifestError {
-    wrong(path, format!("it is damaged: {error}"))
+    ManifestError::manifest(path, format!("it is damaged: {error}"))
 }
 
 #[cfg(test)]

@@ -8,12 +8,12 @@ use flow_corpus::listing::{AUDIO, MOST_DEPTH, stem};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::naming::named;
 use flow_corpus::transcripts::lines_of;
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
 use flow_kind::{Partition, StageError};
 use flow_text::language_tag::is_language;
 
+use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, Entries, LaidOut, MOST_FOLDERS, Manifest, Part, Take, entries_of, read_entries, wrong};
 
 const SUBTITLES: [&str; 2] = ["srt", "vtt"];
 /// Recordings that make a partition.
@@ -75,7 +75,7 @@ impl Found {
             }
             if depth > MOST_DEPTH {
                 let why = format!("it is more than {MOST_DEPTH} folders below {}", root.display());
-                return Err(wrong(&folder, why));
+                return Err(ManifestError::manifest(&folder, why));
             }
             let entries = read_entries(&folder)?;
             found.add(&folder, &entries);
@@ -167,7 +167,10 @@ struct Subtitles {
 pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let Found { titled: all, refused } = Found::all(root)?;
     if all.is_empty() {
-        return Err(wrong(root, "there are no recordings with subtitles in it"));
+        return Err(ManifestError::manifest(
+            root,
+            "there are no recordings with subtitles in it",
+        ));
     }
     let mut seen: BTreeMap<&Path, &Path> = BTreeMap::new();
     for one in &all {
@@ -177,7 +180,7 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
                 other.display(),
                 one.subtitles.display()
             );
-            return Err(wrong(&one.recording, why));
+            return Err(ManifestError::manifest(&one.recording, why));
         }
     }
     let subtitles = Subtitles {

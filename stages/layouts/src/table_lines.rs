@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::files::label;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, refuse};
-use flow_corpus::{ManifestError, take_line};
+use flow_corpus::{Corpus, ManifestError, Part, Take, take_line};
 use flow_kind::{Partition, StageError};
 
 use super::line_file::{Block, LineFile};
-use super::{Corpus, Part, Take};
 
 /// Makes a row of a line, given the number of the file among those that are read.
 type RowOfLine = dyn Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync;

@@ -3,15 +3,16 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::text_tables::renamed;
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use serde_json::Map;
 
+use super::folder_entries::{MOST_FOLDERS, entries_of};
 use super::splits::chosen;
 use super::table_lines::{Heading, TableLines, first_line};
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, voxpopuli_sessions, wrong};
+use super::voxpopuli_sessions;
 
 const TEXT: &str = "normalized_text";
 const OTHER_TEXT: &str = "raw_text";
@@ -66,11 +67,11 @@ pub fn detect(root: &Path) -> Option<String> {
 /// # Errors
 /// Where `columns` names another field.
 pub fn text_column(root: &Path, settings: &ReadSettings, texts: [&str; 2]) -> Result<String, ManifestError> {
-    let pairs = renamed(&settings.columns).map_err(|why| wrong(root, why))?;
+    let pairs = renamed(&settings.columns).map_err(|why| ManifestError::manifest(root, why))?;
     let [usual, other] = texts;
     if let Some((theirs, ours)) = pairs.iter().find(|(_, ours)| *ours != "text") {
         let why = format!("`columns` has {theirs}={ours}, but of VoxPopuli it says which text is read: [{other}=text]");
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
     Ok(pairs.first().map_or(usual, |(theirs, _)| theirs).to_owned())
 }
@@ -85,13 +86,16 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     let tables: Vec<(PathBuf, String, String)> = places.into_iter().map(|place| all[place].clone()).collect();
     let files: Vec<PathBuf> = tables.iter().map(|(path, ..)| path.clone()).collect();
     let headings = files.iter().map(|path| {
-        let line = first_line(path).ok_or_else(|| wrong(path, "it cannot be read"))?;
+        let line = first_line(path).ok_or_else(|| ManifestError::manifest(path, "it cannot be read"))?;
         Ok(Heading::of(&line, '\t'))
     });
     let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;
     let text = text_column(root, settings, [TEXT, OTHER_TEXT])?;
     if let Some((path, _)) = files.iter().zip(&headings).find(|(_, heading)| !heading.has(&text)) {
-        return Err(wrong(path, format!("it has no column {text:?}, which `columns` names")));
+        return Err(ManifestError::manifest(
+            path,
+            format!("it has no column {text:?}, which `columns` names"),
+        ));
     }
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
     let told = format!("VoxPopuli; texts are of the column {text}{told}");

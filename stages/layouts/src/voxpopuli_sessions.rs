@@ -9,14 +9,14 @@ use flate2::read::MultiGzDecoder;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse, refuse_by_rule};
 use flow_corpus::names::unsafe_name;
 use flow_corpus::table_text::{Layout, records};
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use serde_json::Map;
 
+use super::folder_entries::{MOST_FOLDERS, entries_of};
 use super::splits::usual;
 use super::table_lines::TableLines;
 use super::utterance::{Common, Utterance, language_called, text_of};
 use super::voxpopuli::{YEAR, text_column};
-use super::{LaidOut, MOST_FOLDERS, Manifest, entries_of, wrong};
 
 const BARS: Layout = Layout {
     separator: '|',
@@ -93,9 +93,9 @@ struct Table {
 
 impl Table {
     fn open(path: &Path) -> Result<Table, ManifestError> {
-        let heading = heading(path).ok_or_else(|| wrong(path, "its heading has no session_id"))?;
+        let heading = heading(path).ok_or_else(|| ManifestError::manifest(path, "its heading has no session_id"))?;
         let sessions = sessions(path).ok_or_else(|| {
-            wrong(
+            ManifestError::manifest(
                 path,
                 "its sessions are not there: a folder raw_audios beside it, or up to three folders above",
             )
@@ -116,7 +116,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     let opened = opened.collect::<Result<Vec<Table>, ManifestError>>()?;
     let text = text_column(root, settings, [TEXT, OTHER_TEXT])?;
     if let Some(place) = opened.iter().position(|table| !table.heading.contains(&text)) {
-        return Err(wrong(
+        return Err(ManifestError::manifest(
             &files[place],
             format!("it has no column {text:?}, which `columns` names"),
         ));

@@ -5,17 +5,19 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::decode::read_range;
 use flow_audio::tar::{self, Listing, Member};
+use flow_corpus::column_names::renamed;
 use flow_corpus::files::label;
-use flow_corpus::looks::{Chain, FileLook};
+use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings, file_stem, text_tables};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::{Partition, StageError};
 use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
+use flow_storage::FileVersion;
 use serde_json::{Map, Value};
 
 use super::hugging_face::{chosen_files, first_listed, listed};
 use super::utterance::{Common, Utterance, text_of};
-use super::{Corpus, LaidOut, Manifest, Part, Take, nemo_tarred, shar, wrong};
+use super::{nemo_tarred, shar};
 
 /// Keys of a `.json` with what was said, its language, and its length in seconds, in the order in which they count.
 const TEXTS: [&str; 5] = ["text", "transcription", "transcript", "sentence", "normalized_text"];
@@ -24,7 +26,7 @@ const DURATIONS: [&str; 1] = ["duration"];
 
 struct Tar {
     path: PathBuf,
-    look: FileLook,
+    look: FileVersion,
     split: String,
 }
 
@@ -49,14 +51,14 @@ impl Keys {
             lang: LANGUAGES.map(str::to_owned).to_vec(),
             duration: DURATIONS.map(str::to_owned).to_vec(),
         };
-        for (theirs, ours) in text_tables::renamed(&settings.columns).map_err(|why| wrong(root, why))? {
+        for (theirs, ours) in renamed(&settings.columns).map_err(|why| ManifestError::manifest(root, why))? {
             let field = match ours {
                 "text" => &mut keys.text,
                 "lang" | "language" => &mut keys.lang,
                 "duration" => &mut keys.duration,
                 other => {
                     let why = format!("`columns` of WebDataset name text, lang and duration, and not {other}");
-                    return Err(wrong(root, why));
+                    return Err(ManifestError::manifest(root, why));
                 }
             };
             *field = vec![theirs.to_owned()];
@@ -106,7 +108,7 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
         false => (vec![(root.to_path_buf(), String::new())], String::new()),
     };
     let tar = |(path, split): (PathBuf, String)| {
-        let look = FileLook::of(&path).map_err(|error| ManifestError::io(&path, error))?;
+        let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
         Ok(Tar { path, look, split })
     };
     let tars: Vec<Tar> = files.into_iter().map(tar).collect::<Result<_, ManifestError>>()?;
@@ -210,7 +212,7 @@ impl Corpus for WebDataset {
         let Some(tar) = self.tars.get(part.number) else {
             return Ok(());
         };
-        tar.look.still(&tar.path)?;
+        check_version(tar.look, &tar.path)?;
         let listing = members(&tar.path).map_err(|error| ManifestError::io(&tar.path, error))?;
         for sample in group(&listing.last_of_each_name()) {
             let values = || serde_json::json!({ "key": sample.key, "members": sample.names() }).to_string();

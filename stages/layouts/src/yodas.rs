@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
-use flow_corpus::{ManifestError, ReadSettings};
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 
+use super::folder_entries::entries_of;
 use super::table_lines::TableLines;
 use super::utterance::{Common, Utterance, text_of};
-use super::{LaidOut, Manifest, entries_of, wrong};
 
 /// Letters of the number of a shard.
 const NUMBER: usize = 8;
@@ -67,7 +67,7 @@ pub fn unpacked(root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
             audio.display()
         ),
     };
-    Err(wrong(root, why))
+    Err(ManifestError::manifest(root, why))
 }
 
 pub fn detect(root: &Path) -> Option<String> {

@@ -3,18 +3,18 @@
 
 use std::path::Path;
 
-use flow_corpus::ManifestError;
 use flow_corpus::ReadSettings;
-use flow_corpus::looks::FileLook;
+use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::names::unsafe_name;
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, Take};
 use flow_kind::{Partition, StageError, read_regular_file};
+use flow_storage::FileVersion;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::utterance::{Common, Utterance, text_of};
 use super::yodas::{Shard, language_of, shards, unpacked};
-use super::{Corpus, LaidOut, Manifest, Part, Take, wrong};
 
 /// Most bytes of a list of videos.
 const LARGEST: u64 = 256 << 20;
@@ -33,7 +33,7 @@ pub fn detect(root: &Path) -> Option<String> {
 }
 
 struct Yodas2 {
-    shards: Vec<(Shard, FileLook)>,
+    shards: Vec<(Shard, FileVersion)>,
     lang: Option<String>,
     common: Common,
 }
@@ -43,9 +43,12 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
     unpacked(root, &shards)?;
     let looked = |shard: Shard| {
         let failed = |error| ManifestError::io(&shard.text, error);
-        let look = FileLook::of(&shard.text).map_err(failed)?;
+        let look = version_of(&shard.text).map_err(failed)?;
         if shard.text.metadata().map_err(failed)?.len() > LARGEST {
-            return Err(wrong(&shard.text, format!("it has more than {LARGEST} bytes")));
+            return Err(ManifestError::manifest(
+                &shard.text,
+                format!("it has more than {LARGEST} bytes"),
+            ));
         }
         Ok((shard, look))
     };
@@ -105,7 +108,7 @@ impl Corpus for Yodas2 {
     }
 
     fn parts(&self) -> Vec<Part> {
-        let part = |(number, (shard, _)): (usize, &(Shard, FileLook))| Part {
+        let part = |(number, (shard, _)): (usize, &(Shard, FileVersion))| Part {
             name: Partition::from(format!("{number:06}/{}", shard.name())),
             number,
             files: vec![shard.text.clone()],
@@ -118,7 +121,7 @@ impl Corpus for Yodas2 {
         let Some((shard, look)) = self.shards.get(part.number) else {
             return Ok(());
         };
-        look.still(&shard.text)?;
+        check_version(*look, &shard.text)?;
         let failed = |error| ManifestError::io(&shard.text, error);
         let bytes = read_regular_file(&shard.text).map_err(failed)?;
         let videos: Vec<Value> = match serde_json::from_slice(&bytes) {

@@ -19,10 +19,12 @@ use crate::columns::MANIFEST_COLUMNS;
 use crate::dedup::Dedup;
 use crate::keys::partition_order;
 use crate::pieces::Standing;
+use crate::recipe::Recipe;
 use crate::scan::Scan;
 use crate::split::Split;
 use crate::sql::Sql;
-use crate::write::{Recipe, Write, WriteSettings};
+use crate::write::Write;
+use crate::write_settings::WriteSettings;
 
 fn repository(path: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(path)
@@ -531,8 +533,8 @@ fn the_same_version_writes_the_same_files() {
     let (parquet, lines) = (folder.path().join("train.parquet"), folder.path().join("train.jsonl"));
     let settings = serde_json::json!({"out": "manifests", "shards": "shards", "jsonl": true, "audio": "audio"});
     let settings: WriteSettings = serde_json::from_value(settings).unwrap();
-    let extracted = crate::write_lines::Extracted::new(&settings.audio, &settings.out);
-    let (recipe, none) = (Recipe::new(&settings).unwrap(), Standing::default());
+    let extracted = crate::extracted::Extracted::new(&settings.audio, &settings.out);
+    let (recipe, none) = (Recipe::of::<Write>(&settings).unwrap(), Standing::default());
     let create = |path| std::fs::File::create(path).unwrap();
     crate::write::write_manifest(&train, &extracted, &recipe, &none, &parquet, create(&parquet)).unwrap();
     crate::write_lines::write_lines(&train, &extracted, &recipe, &none, &lines, create(&lines)).unwrap();

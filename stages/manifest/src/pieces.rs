@@ -13,11 +13,11 @@ use std::path::Path;
 
 use bytes::Bytes;
 use flow_kind::store::{StoreError, read_note, write_note};
-use flow_kind::{Digest, open_regular_file};
+use flow_kind::{Artifact, Digest, Partition, open_regular_file};
 use flow_storage::is_url;
 use serde::{Deserialize, Serialize};
 
-use crate::keys::mark_of;
+use crate::keys::{mark_of, partition_order};
 use crate::parquet_file::ROW_GROUP;
 
 /// The file of notes.
@@ -37,6 +37,20 @@ pub(crate) struct Part {
     pub rows: u64,
     /// Digest of the rows.
     pub digest: Digest,
+}
+
+/// The partitions of an artifact that have rows, in the order of manifests, and as parts of a file.
+pub(crate) fn parts_of(artifact: &Artifact) -> (Vec<&Partition>, Vec<Part>) {
+    let rows = |partition: &Partition| artifact.rows_of(partition).unwrap_or_default();
+    let mut partitions: Vec<_> = artifact.partitions().filter(|partition| rows(partition) > 0).collect();
+    partitions.sort_by(|a, b| partition_order(a, b));
+    let part = |partition: &&Partition| Part {
+        name: partition.to_string(),
+        rows: rows(partition),
+        digest: artifact.digest_of(partition).unwrap_or_else(|| Digest::of(b"")),
+    };
+    let parts = partitions.iter().map(part).collect();
+    (partitions, parts)
 }
 
 /// Cuts parts into runs. Where runs end follows from the names and rows of the parts near the end, so that a part that comes

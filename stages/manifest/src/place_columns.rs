@@ -11,7 +11,7 @@ use flow_kind::{Input, Partition, ROW, StageError};
 use flow_storage::is_url;
 
 use crate::columns::{self, MANIFEST_COLUMNS};
-use crate::write_lines::Extracted;
+use crate::extracted::Extracted;
 
 /// Columns by which rows of `manifest.read` say where their recordings are, beside those of a manifest, and their types.
 const OF_READ: [(&str, DataType); 4] = [

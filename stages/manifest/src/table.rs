@@ -21,6 +21,9 @@ use serde::{Deserialize, Serialize};
 use flow_corpus::ManifestError;
 use flow_corpus::quoting::Quoting;
 
+pub use cells::CellType;
+use cells::Columns;
+
 /// The one partition.
 const ALL: &str = "all";
 
@@ -100,34 +103,6 @@ pub enum TableFormat {
     /// Parquet.
     Parquet,
 }
-
-/// The type of a column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum CellType {
-    /// Text.
-    Text,
-    /// Whole numbers of 64 bits.
-    Int64,
-    /// Numbers of 64 bits, with a fraction.
-    Float64,
-    /// True or false.
-    Bool,
-}
-
-impl CellType {
-    pub fn data_type(self) -> DataType {
-        match self {
-            CellType::Text => DataType::Utf8,
-            CellType::Int64 => DataType::Int64,
-            CellType::Float64 => DataType::Float64,
-            CellType::Bool => DataType::Boolean,
-        }
-    }
-}
-
-/// Names and types.
-pub type Columns = Vec<(String, CellType)>;
 
 impl TableSettings {
     /// The format, where it is known: never `auto`.

@@ -12,146 +12,29 @@ use flow_corpus::written_set::{FILES, REJECTS, STATISTICS};
 use flow_kind::event::{Event, Events};
 use flow_kind::reject::ReasonCount;
 use flow_kind::{
-    Artifact, Body, Context, Digest, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, PartOfRejects,
-    Partition, RejectSet, Shape, StageError, UrlUse,
+    Artifact, Body, Context, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet,
+    Shape, StageError, UrlUse,
 };
 use flow_storage::is_url;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
-use crate::columns::{self, MANIFEST_COLUMNS, constant, manifest_schema};
-use crate::keys::partition_order;
-use crate::parquet_file::{ROW_GROUP, encoder_digest};
-use crate::pieces::{Notes, Part, Piece, Standing};
+use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
+use crate::extracted::Extracted;
+use crate::parquet_file::ROW_GROUP;
+use crate::pieces::{Notes, Piece, Standing, parts_of};
 use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
+use crate::recipe::Recipe;
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
 use crate::write_hugging_face::{self, Writing};
-use crate::write_lines::{Extracted, write_lines};
+use crate::write_lines::write_lines;
 use crate::write_parts::{FileOfParts, write_parts};
+use crate::write_rejects::{rejects_schema, write_rejects_of_set};
+use crate::write_settings::{AudioOfRows, Format, WriteSettings};
 
 /// Row counts that are guarded against shrinking, and the inputs that they are of.
 const GUARDED: [(&str, &[&str]); 2] = [
     ("the master manifest", &["master"]),
     ("train and validation", &["train", "val"]),
 ];
-
-/// Writes manifests into a folder.
-///
-/// # What it does
-///
-/// Inputs go by name: `master` becomes `master_manifest.parquet`, `train` becomes `train_manifest_v2.parquet`,
-/// `val` becomes `val_manifest_v2.parquet`; each may be missing, not all. The columns are `segment_id, shard_id,
-/// text, duration, lang, tar_member_name, tar_path, source`, `duration` in seconds as float64, the rest text, none null; others are
-/// written where `extra_columns` names them, and left out, which the log says, where not. `tar_path` gets `shards` before it. Rows are in the order of language, shard and row.
-///
-/// Rows of `manifest.read` keep their recordings if they keep the columns `audio_path, start, "offset", size`, perhaps through
-/// `sql`: their manifests have `audio_filepath` (of a row whose recording is a file; else its tar and member say where it is) and
-/// `offset` (seconds into the recording, where it is not 0), in parquet as two more columns. A column `extra` is written, too: its keys
-/// become keys of the JSON line, but those that the line has anyway. A row without any place of its recording is an
-/// error, and so is a row of `audio.webdataset` whose tar is not there, with and without `jsonl`.
-///
-/// `rejects.parquet` holds the rejects of all stages before this one: `partition, row, segment_id, stage, reason, class, detail`,
-/// and the row's `values` as JSON. `statistics.json` holds, for each manifest, `all` of it and each of its `languages`, `rows`, `hours`, and
-/// `mean`, `median` and `p95` of the durations in seconds, and the share of each language's rows that is in `val`.
-///
-/// With `jsonl`, each manifest is also written as NeMo reads it, one JSON object to a line: `audio_filepath, duration, text,
-/// lang, segment_id, shard_id, tar_member_name, tar_path, source`. `audio_filepath` is where `audio.extract` places the
-/// recording; it is relative to `out` where `audio` (or `shards`) is relative. Of rows whose recordings are in tars and are not
-/// extracted (`audio` is empty, and `offset` and `size` say where in the tar, as rows of `audio.webdataset` do), it is the name
-/// of the member, and `shard_id` the number that the tar's name ends with: NeMo's tarred form, for tars called
-/// `audio_0.tar, audio_1.tar, ...`, and `manifest.read` finds them by `tar_path`. Where keys of `extra` could be taken for where a
-/// row begins (`start_ms`), its line has an `offset` of 0, too.
-///
-/// With `format: huggingface` the set is a dataset as the library `datasets` loads it (`load_dataset(OUT)`): Parquet files
-/// `data/train-00000-of-00001.parquet` of some hours each, and `README.md` with its configuration, features and languages. `train` is
-/// the split `train` and `val` the split `validation`; where neither is given, `master` is the split `train`. The columns are
-/// `audio` (`bytes` and `path`), `text, duration, lang, segment_id, shard_id, source` and those of `extra_columns`. Each recording
-/// is in the files as it is stored; a row that is a part of one becomes FLAC of 16 kHz. Recordings of shards need `audio.extract` before.
-/// With `audio_of_rows: path` files stay where they are, and `audio` has their absolute paths. Rows whose recordings cannot be read
-/// are left out (`missing_audio`, `unreadable_file`, `decode_error`): a warning counts them, and `rejects.parquet`, which is
-/// written only then, lists them. `statistics.json` and JSON lines are not written, so that the folder can be published
-/// (`flow push`, which leaves out `rejects.parquet`).
-///
-/// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
-/// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
-/// `max_shrink`) is not written, as input data may be missing. An empty set is not written where rows were rejected
-/// before (see `allow_empty`).
-///
-/// # Example
-///
-/// ```yaml
-/// write:
-///   uses: manifest.write
-///   from: {master: master, train: split.train, val: split.val}
-///   with: {out: work/manifests, shards: "${shards}"}
-/// ```
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct WriteSettings {
-    /// Folder that receives the files; may be in object storage (`s3://bucket/folder`, see docs/storage.md).
-    pub out: PathBuf,
-    /// The folder of shards, which is put before `tar_path`. Empty: nothing is added.
-    #[serde(default)]
-    pub shards: String,
-    /// `parquet` (manifests) or `huggingface` (a dataset with its recordings).
-    #[serde(default)]
-    pub format: Format,
-    /// License of a dataset, as the hub calls it (`cc-by-4.0`), for its README.md.
-    #[serde(default)]
-    pub license: String,
-    /// Of a dataset: `embed` (the recordings are in its files) or `path` (its files name them, and nothing is copied: for use on
-    /// this machine). Rows that are no file of their own, such as parts of recordings and members of tars, are embedded in both.
-    #[serde(default)]
-    pub audio_of_rows: AudioOfRows,
-    /// Of a dataset: rows whose recordings cannot be read, as a share of 1, past which nothing is written.
-    #[serde(default = "half")]
-    pub max_unreadable: f64,
-    /// Write the manifests as JSON lines too.
-    #[serde(default)]
-    pub jsonl: bool,
-    /// Folder of the extracted recordings, for `audio_filepath` in JSON lines; empty for beside the tars.
-    #[serde(default)]
-    pub audio: PathBuf,
-    /// Further columns of the rows that are written: into parquet as they are, into JSON lines as keys, but where they are
-    /// null. Texts, numbers and truth values; each input needs all of them.
-    #[serde(default)]
-    pub extra_columns: Vec<String>,
-    /// Rows that a new set may have less than the one it takes the place of, as a share of 1: of the master manifest, and of
-    /// train and validation together. Past it nothing is written, unless the run was started with `--allow-shrink` (or
-    /// there were fewer than 100).
-    #[serde(default = "half")]
-    pub max_shrink: f64,
-    /// Write an empty set although rows were rejected before. Otherwise it is an error that names the most frequent
-    /// reasons, unless the run was started with `--allow-shrink`.
-    #[serde(default)]
-    pub allow_empty: bool,
-}
-
-/// What is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Format {
-    /// Manifests.
-    #[default]
-    Parquet,
-    /// A dataset with its recordings.
-    Huggingface,
-}
-
-/// Where the recordings of a dataset are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum AudioOfRows {
-    /// In its files.
-    #[default]
-    Embed,
-    /// Where they are.
-    Path,
-}
-
-fn half() -> f64 {
-    0.5
-}
 
 pub struct Write;
 
@@ -236,20 +119,8 @@ impl Kind for Write {
         })))
     }
 
-    /// Without the output folder; the prefix of `tar_path` is part of the files.
     fn identity(settings: &WriteSettings) -> serde_json::Value {
-        let lines = settings.jsonl.then_some((&settings.audio, &settings.out));
-        let mut identity = serde_json::json!({"shards": settings.shards, "jsonl": lines});
-        if settings.format == Format::Huggingface {
-            identity["format"] = serde_json::json!([settings.format, settings.license]);
-            if settings.audio_of_rows != AudioOfRows::Embed {
-                identity["audio_of_rows"] = serde_json::json!(settings.audio_of_rows);
-            }
-        }
-        if !settings.extra_columns.is_empty() {
-            identity["extra_columns"] = serde_json::json!(settings.extra_columns);
-        }
-        identity
+        settings.identity()
     }
 }
 
@@ -333,7 +204,7 @@ impl Export for Writer {
                 .unzip();
             set.guard_rows(what, files, rows.iter().sum(), self.settings.max_shrink);
         }
-        let recipe = Recipe::new(&self.settings)?;
+        let recipe = Recipe::of::<Write>(&self.settings)?;
         let notes = Notes::read(&self.scratch);
         let (statistics, refused) = (set.file(STATISTICS)?, set.create(REJECTS)?);
         let standing = notes.standing(set.folder(), REJECTS);
@@ -369,44 +240,6 @@ impl Export for Writer {
             // Without them the next set is written from nothing.
             let _ = Notes::of(std::mem::take(&mut self.pieces)).write(&self.scratch);
         }
-    }
-}
-
-/// What files are made from, beside rows.
-pub(crate) struct Recipe<'s> {
-    pub settings: &'s WriteSettings,
-    /// What a piece of any file follows from: the settings, the folder (which paths are relative to), and this program.
-    digest: Digest,
-}
-
-impl<'s> Recipe<'s> {
-    pub fn new(settings: &'s WriteSettings) -> Result<Recipe<'s>, StageError> {
-        let linked = Extracted::new(&settings.audio, &settings.out).is_linked();
-        let here = std::env::current_dir().unwrap_or_default();
-        let said = serde_json::json!([
-            Write::NAME,
-            Write::VERSION,
-            env!("CARGO_PKG_VERSION"),
-            encoder_digest()?,
-            Write::identity(settings),
-            settings.audio.as_os_str().as_encoded_bytes(),
-            settings.out.as_os_str().as_encoded_bytes(),
-            linked,
-            here.as_os_str().as_encoded_bytes(),
-        ]);
-        let digest = Digest::of(said.to_string().as_bytes());
-        Ok(Recipe { settings, digest })
-    }
-
-    /// That of a file with these columns, made from rows with those columns.
-    pub fn of_file(&self, written: &Schema, rows: &Schema) -> Digest {
-        let columns = [written, rows].map(|schema| format!("{schema:?}"));
-        let parts = [
-            self.digest.as_bytes().as_slice(),
-            columns[0].as_bytes(),
-            columns[1].as_bytes(),
-        ];
-        Digest::of_parts(parts)
     }
 }
 
@@ -525,20 +358,6 @@ fn written_schema(rows: &Schema, further: &[String]) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// The partitions of an artifact that have rows, in the order of manifests, and as parts of a file.
-pub(crate) fn parts_of(artifact: &Artifact) -> (Vec<&Partition>, Vec<Part>) {
-    let rows = |partition: &Partition| artifact.rows_of(partition).unwrap_or_default();
-    let mut partitions: Vec<_> = artifact.partitions().filter(|partition| rows(partition) > 0).collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
-    let part = |partition: &&Partition| Part {
-        name: partition.to_string(),
-        rows: rows(partition),
-        digest: artifact.digest_of(partition).unwrap_or_else(|| Digest::of(b"")),
-    };
-    let parts = partitions.iter().map(part).collect();
-    (partitions, parts)
-}
-
 /// Writes the manifest columns of all rows of `artifact`, and further ones, to `to`, partitions in the order of the manifest.
 /// Gives what the manifest holds, language by language, where its row groups lie, and `to`. `path` is what errors name.
 ///
@@ -622,67 +441,6 @@ fn manifest_rows(
     let further = schema.fields().iter().skip(arrays.len());
     arrays.extend(further.filter_map(|field| batch.column_by_name(field.name()).cloned()));
     Ok(RecordBatch::try_new(Arc::clone(schema), arrays)?)
-}
-
-/// The columns of `rejects.parquet`.
-pub(crate) fn rejects_schema() -> SchemaRef {
-    let text = |name, nullable| Field::new(name, DataType::Utf8, nullable);
-    Arc::new(Schema::new(vec![
-        text("partition", false),
-        Field::new("row", DataType::UInt32, true),
-        text("segment_id", true),
-        text("stage", false),
-        text("reason", false),
-        text("class", false),
-        text("detail", false),
-        text("values", false),
-    ]))
-}
-
-/// Writes all rejects to `path`. `row` is null where a whole partition was refused.
-///
-/// # Errors
-/// When rejects cannot be read, or the file cannot be written.
-pub fn write_rejects(rejects: &RejectSet, path: &Path, to: impl io::Write + Send) -> Result<(), StageError> {
-    write_rejects_of_set(rejects, Digest::of(b""), &Standing::default(), path, to).map(|_| ())
-}
-
-/// The same for a set, where one stands perhaps. Gives `to`, and where the row groups lie.
-fn write_rejects_of_set<W: io::Write + Send>(
-    rejects: &RejectSet,
-    recipe: Digest,
-    standing: &Standing,
-    path: &Path,
-    to: W,
-) -> Result<(W, Vec<Piece>), StageError> {
-    let of_stages: Vec<_> = rejects.parts().filter(|part| part.rows() > 0).collect();
-    let part = |part: &PartOfRejects<'_>| Part {
-        // A stage's name has no space.
-        name: format!("{} {}", part.stage(), part.partition()),
-        rows: part.rows(),
-        digest: part.digest(),
-    };
-    let parts: Vec<Part> = of_stages.iter().map(part).collect();
-    let file = FileOfParts {
-        path,
-        schema: rejects_schema(),
-        recipe,
-        parts: &parts,
-        standing,
-    };
-    let written = write_parts(to, &file, None, |at, push| {
-        let part = &of_stages[at];
-        for batch in part.batches()? {
-            let batch = batch?;
-            let count = batch.num_rows();
-            let mut columns = batch.columns().to_vec(); // row, segment_id, reason, class, detail, values
-            columns.insert(0, constant(part.partition().as_str(), count)?);
-            columns.insert(3, constant(part.stage(), count)?);
-            push(RecordBatch::try_new(rejects_schema(), columns)?)?;
-        }
-        Ok(())
-    })?;
-    Ok((written.to, written.pieces))
 }
 
 #[cfg(test)]

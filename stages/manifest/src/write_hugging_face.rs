@@ -23,12 +23,13 @@ use parquet::schema::types::ColumnPath;
 use rayon::prelude::*;
 use serde_json::{Map, json};
 
-use self::card::dataset_card;
+use self::card::{WrittenSplit, dataset_card, dtype_of};
 use self::recordings::{Audio, RecordingPlaces, RowPlace, audio_of_rows, refusal};
 use self::refused::Refused;
 use crate::columns::{self, MANIFEST_COLUMNS};
-use crate::statistics::{Durations, Figures, Languages};
-use crate::write::{WriteSettings, parts_of};
+use crate::pieces::parts_of;
+use crate::statistics::Durations;
+use crate::write_settings::WriteSettings;
 
 /// Columns of a dataset, after `audio`, that every row has.
 const COLUMNS: [&str; 6] = ["text", "duration", "lang", "segment_id", "shard_id", "source"];
@@ -140,26 +141,6 @@ fn audio_fields() -> Fields {
     ])
 }
 
-/// What `datasets` calls a type; none for those that it has not.
-fn dtype_of(data_type: &DataType) -> Option<&'static str> {
-    Some(match data_type {
-        DataType::Utf8 => "string",
-        DataType::LargeUtf8 => "large_string",
-        DataType::Boolean => "bool",
-        DataType::Int8 => "int8",
-        DataType::Int16 => "int16",
-        DataType::Int32 => "int32",
-        DataType::Int64 => "int64",
-        DataType::UInt8 => "uint8",
-        DataType::UInt16 => "uint16",
-        DataType::UInt32 => "uint32",
-        DataType::UInt64 => "uint64",
-        DataType::Float32 => "float32",
-        DataType::Float64 => "float64",
-        _ => return None,
-    })
-}
-
 /// What a dataset is written for: the stage, where its messages go, and whether to give up.
 pub(crate) struct Writing<'w> {
     pub stage: &'w str,
@@ -213,17 +194,6 @@ fn write_with_limits(
 
 fn failed_to_write(path: &Path, error: &dyn std::fmt::Display) -> StageError {
     StageError::failed(format!("{}: {error}", path.display()))
-}
-
-/// What was written of a split.
-struct WrittenSplit {
-    name: &'static str,
-    schema: SchemaRef,
-    rows: u64,
-    /// Of values, and of files.
-    bytes: u64,
-    file_bytes: u64,
-    figures: Languages<Figures>,
 }
 
 /// Writes one split.

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,10 +17,11 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use crate::error::StorageFault;
+use crate::error::StorageError;
 use crate::evict;
-use crate::kept::{KeptFolder, folder_name, make_private, version_of};
-use crate::object_reader::ObjectReader;
+use crate::kept_folder::{KeptFolder, folder_name, make_private, version_of};
+use crate::location::ObjectUrl;
+use crate::stat::Stat;
 
 /// Bytes of a block.
 pub(crate) const BLOCK: u64 = 8 << 20;
@@ -65,6 +67,14 @@ impl Default for Blocks {
     }
 }
 
+/// An object whose blocks are read.
+pub(crate) struct BlockSource<'a> {
+    pub url: &'a ObjectUrl,
+    pub stat: &'a Stat,
+    /// Asks storage for some of its bytes.
+    pub ask: &'a dyn Fn(Range<u64>) -> Result<Bytes, StorageError>,
+}
+
 impl Blocks {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
@@ -88,12 +98,18 @@ impl Blocks {
     }
 
     /// Fills `buffer` with the bytes at `offset` of an object, which has them.
-    pub fn read(&self, reader: &ObjectReader, buffer: &mut [u8], offset: u64, folder: &KeptFolder) -> io::Result<()> {
-        let stat = reader.stat();
-        let object = folder_name(&version_of(reader.url(), stat));
+    pub fn read(
+        &self,
+        source: &BlockSource<'_>,
+        buffer: &mut [u8],
+        offset: u64,
+        folder: &KeptFolder,
+    ) -> io::Result<()> {
+        let stat = source.stat;
+        let object = folder_name(&version_of(source.url, stat));
         if !self.takes(&object, stat.size, folder.limit) {
             let end = offset + buffer.len() as u64;
-            buffer.copy_from_slice(&reader.read_range(offset..end)?);
+            buffer.copy_from_slice(&(source.ask)(offset..end)?);
             return Ok(());
         }
         let mut done = 0;
@@ -103,7 +119,7 @@ impl Blocks {
             let within = at % BLOCK;
             let length = (BLOCK - within).min((buffer.len() - done) as u64) as usize;
             let part = &mut buffer[done..done + length];
-            self.read_block(reader, &object, number, within, part, folder)?;
+            self.read_block(source, &object, number, within, part, folder)?;
             done += length;
         }
         Ok(())
@@ -112,7 +128,7 @@ impl Blocks {
     /// Fills `part` with bytes of one block.
     fn read_block(
         &self,
-        reader: &ObjectReader,
+        source: &BlockSource<'_>,
         object: &str,
         number: u64,
         within: u64,
@@ -122,7 +138,7 @@ impl Blocks {
         let path = folder.blocks().join(object).join(number.to_string());
         let name = (object.to_string(), number);
         let start = number * BLOCK;
-        let end = (start + BLOCK).min(reader.stat().size);
+        let end = (start + BLOCK).min(source.stat.size);
         let length = (end - start) as usize;
         if self.known().verified.contains(&name) && read_part(&path, length, within, part) {
             return Ok(());
@@ -135,7 +151,7 @@ impl Blocks {
         let bytes = match read_whole(&path, length) {
             Some(bytes) => bytes,
             None => {
-                let bytes = reader.read_range(start..end)?;
+                let bytes = (source.ask)(start..end)?;
                 self.make_room(length as u64, folder);
                 // A folder that is empty may be removed between two steps of the first attempt.
                 if write(&path, &bytes).is_err() && write(&path, &bytes).is_err() {
@@ -203,29 +219,4 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.write_all(blake3::hash(bytes).as_bytes())?;
     file.persist(path).map(drop).map_err(|error| error.error)
-}
-
-impl ObjectReader {
-    /// Fills `buffer` with the bytes at `offset`, from blocks.
-    ///
-    /// # Errors
-    /// When they cannot be read, there are fewer ([`io::ErrorKind::UnexpectedEof`]), or the object was changed.
-    pub(crate) fn read_block_bytes(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let end = offset.checked_add(buffer.len() as u64);
-        if end.is_none_or(|end| end > self.stat().size) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        if buffer.is_empty() {
-            return Ok(());
-        }
-        let storage = self.storage();
-        match storage.kept() {
-            Ok(folder) => storage.blocks().read(self, buffer, offset, &folder),
-            Err(error) if error.fault == StorageFault::Cache => {
-                buffer.copy_from_slice(&self.read_range(offset..offset + buffer.len() as u64)?);
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
 }

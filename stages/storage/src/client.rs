@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::error::{StorageError, StorageFault, of_client};
 use crate::location::ObjectUrl;
 use crate::open_bucket::Limits;
-use crate::storage::Stat;
+use crate::stat::Stat;
 
 /// Times that an answer which is cut without notice is asked for again.
 pub(crate) const CUT_ANSWERS: usize = 5;

@@ -11,7 +11,8 @@ use crate::client::{CUT_ANSWERS, key_of, wait};
 use crate::error::{StorageError, StorageFault};
 use crate::location::ObjectUrl;
 use crate::object_reader::ObjectReader;
-use crate::storage::{Stat, Storage, can_write};
+use crate::stat::Stat;
+use crate::storage::{Storage, can_write};
 
 /// Which version of an object one was, for a write with a condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

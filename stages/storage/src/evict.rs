@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::kept::{KeptFolder, is_at};
+use crate::kept_folder::{KeptFolder, is_at};
 
 /// A copy or a block.
 struct Kept {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Stat;
+use crate::stat::Stat;
 
 const NANOSECONDS: i64 = 1_000_000_000;
 
@@ -99,6 +99,11 @@ impl FileVersion {
         let seconds = seconds.filter(|_| self.inode != 0)?;
         Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds + 1))
     }
+}
+
+/// Whether both are of one file, by device and inode.
+pub fn is_one_file(a: &Metadata, b: &Metadata) -> bool {
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
 #[cfg(test)]

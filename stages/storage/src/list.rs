@@ -1,6 +1,6 @@
 //! Listings of prefixes.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
@@ -8,7 +8,7 @@ use futures::{StreamExt, TryStreamExt};
 use crate::client::{CUT_ANSWERS, Client, key_of, pause};
 use crate::error::{StorageError, StorageFault, is_cut};
 use crate::location::{ObjectUrl, Scheme};
-use crate::storage::{Stat, Storage};
+use crate::stat::Stat;
 
 /// Prefixes that are listed at the same time.
 const AT_ONCE: usize = 16;
@@ -25,22 +25,6 @@ pub struct Entry {
 pub struct Folder {
     pub folders: Vec<ObjectUrl>,
     pub objects: Vec<Entry>,
-}
-
-/// Names of the folders exactly two levels below a prefix in which objects lie, each once, sorted. The listing is remembered
-/// ([`Storage::list_and_remember`]).
-///
-/// # Errors
-/// When it cannot be listed.
-pub fn folders_two_levels_below(storage: &Storage, url: &ObjectUrl) -> Result<Vec<(String, String)>, StorageError> {
-    let mut found = BTreeSet::new();
-    for entry in storage.list_and_remember(url)? {
-        let mut parts = entry.url.below(url).unwrap_or_default().splitn(3, '/');
-        if let (Some(outer), Some(inner), Some(_)) = (parts.next(), parts.next(), parts.next()) {
-            found.insert((outer.to_string(), inner.to_string()));
-        }
-    }
-    Ok(found.into_iter().collect())
 }
 
 impl Client {

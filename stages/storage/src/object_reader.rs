@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use crate::blocks::BlockSource;
 use crate::client::{Begun, begin};
 use crate::error::{StorageError, StorageFault};
 use crate::location::ObjectUrl;
-use crate::storage::{Stat, Storage};
+use crate::stat::Stat;
+use crate::storage::Storage;
 
 /// The first range that is asked for, and objects of up to this size whole. In bytes.
 const FIRST: u64 = 256 << 10;
@@ -47,6 +49,16 @@ struct Window {
 impl Window {
     fn end(&self) -> u64 {
         self.start + self.bytes.len() as u64
+    }
+}
+
+impl Storage {
+    /// Opens an object to be read. It is looked at first, and what is read is of the object as it was then.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be looked at.
+    pub fn open(&self, url: &ObjectUrl) -> Result<ObjectReader, StorageError> {
+        Ok(ObjectReader::new(self.clone(), url.clone(), self.opened(url)?))
     }
 }
 
@@ -266,8 +278,33 @@ impl ObjectReader {
         }
     }
 
-    pub(crate) fn storage(&self) -> &Storage {
-        &self.storage
+    /// Fills `buffer` with the bytes at `offset`, from blocks.
+    ///
+    /// # Errors
+    /// When they cannot be read, there are fewer ([`io::ErrorKind::UnexpectedEof`]), or the object was changed.
+    pub(crate) fn read_block_bytes(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.checked_add(buffer.len() as u64);
+        if end.is_none_or(|end| end > self.stat.size) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if buffer.is_empty() {
+            return Ok(());
+        }
+        match self.storage.kept() {
+            Ok(folder) => {
+                let source = BlockSource {
+                    url: &self.url,
+                    stat: &self.stat,
+                    ask: &|range| self.read_range(range),
+                };
+                self.storage.blocks().read(&source, buffer, offset, &folder)
+            }
+            Err(error) if error.fault == StorageFault::Cache => {
+                buffer.copy_from_slice(&self.read_range(offset..offset + buffer.len() as u64)?);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

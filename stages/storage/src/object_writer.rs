@@ -12,7 +12,7 @@ use crate::client::{Begun, Client, begin, key_of, wait};
 use crate::error::{StorageError, StorageFault};
 use crate::location::ObjectUrl;
 use crate::object_reader::ObjectReader;
-use crate::storage::Storage;
+use crate::storage::{Storage, can_write};
 
 /// Bytes of a part. S3 takes 10,000 parts of an object, so that one may have 156 GiB.
 const PART: usize = 16 << 20;
@@ -40,8 +40,19 @@ pub struct ObjectWriter {
     digest: blake3::Hasher,
 }
 
+impl Storage {
+    /// Begins to write an object in parts. It is there with [`ObjectWriter::finish`], whole, or not at all.
+    ///
+    /// # Errors
+    /// For locations that are read only, and when there is no client for the bucket.
+    pub fn create(&self, url: &ObjectUrl) -> Result<ObjectWriter, StorageError> {
+        can_write(url)?;
+        Ok(ObjectWriter::new(self.clone(), self.client(url)?, url.clone()))
+    }
+}
+
 impl ObjectWriter {
-    pub(crate) fn new(storage: Storage, client: Arc<Client>, url: ObjectUrl) -> Self {
+    fn new(storage: Storage, client: Arc<Client>, url: ObjectUrl) -> Self {
         ObjectWriter {
             storage,
             client,

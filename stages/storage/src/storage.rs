@@ -1,11 +1,11 @@
 //! Object storage as the rest of the program uses it: calls that wait for their answer.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use object_store::{ObjectStoreExt, PutMode};
@@ -14,53 +14,11 @@ use crate::blocks::Blocks;
 use crate::client::{Client, key_of, wait};
 use crate::counters::{Counters, StorageCounts};
 use crate::error::{StorageError, StorageFault};
-use crate::kept::KeptFolder;
+use crate::kept_folder::KeptFolder;
 use crate::list::{Entry, Folder};
 use crate::location::{ObjectUrl, Scheme};
-use crate::object_reader::ObjectReader;
-use crate::object_writer::ObjectWriter;
 use crate::open_bucket::{self, Limits};
-
-/// What storage says of an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// In bytes.
-    pub size: u64,
-    /// In whole seconds, as HTTP tells it.
-    pub modified: SystemTime,
-    /// Another one after each change, as far as the storage has them. Without `"` around it.
-    pub etag: Option<String>,
-    /// Where the bucket keeps versions.
-    pub version: Option<String>,
-}
-
-impl Stat {
-    pub(crate) fn of(meta: &object_store::ObjectMeta) -> Stat {
-        let seconds = u64::try_from(meta.last_modified.timestamp()).unwrap_or(0);
-        Stat {
-            size: meta.size,
-            modified: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
-            etag: meta.e_tag.as_deref().map(|etag| etag.trim_matches('"').to_string()),
-            version: meta.version.clone(),
-        }
-    }
-
-    /// Whether two looks at an object saw the same bytes: by ETag where both have one, by time otherwise.
-    pub fn is_same(&self, other: &Stat) -> bool {
-        self.size == other.size
-            && match (&self.etag, &other.etag) {
-                (Some(a), Some(b)) => a == b,
-                _ => self.modified == other.modified,
-            }
-    }
-
-    /// The ETag, where a request may be bound to it.
-    pub(crate) fn strong_etag(&self) -> Option<&str> {
-        self.etag
-            .as_deref()
-            .filter(|etag| !etag.starts_with("W/") && !etag.is_empty())
-    }
-}
+use crate::stat::Stat;
 
 /// Object storage of all kinds, with one client for each bucket. Cheap to clone.
 #[derive(Clone)]
@@ -163,7 +121,7 @@ impl Storage {
 
     /// Keys of objects (and prefixes) that listings left out since the process began, as no URL can name them: with `//`, a part
     /// `.` or `..`, or what looks like a query. A thousand at most.
-    pub fn left_out(&self) -> std::collections::BTreeSet<String> {
+    pub fn left_out(&self) -> BTreeSet<String> {
         self.0.counters.all_left_out()
     }
 
@@ -365,24 +323,22 @@ impl Storage {
         got.map(|(_, bytes)| bytes).inspect_err(|_| self.forget(url))
     }
 
-    /// Opens an object to be read. It is looked at first, and what is read is of the object as it was then.
+    /// What is said of an object that is opened, which is remembered.
     ///
     /// # Errors
     /// When it is not there or cannot be looked at.
-    pub fn open(&self, url: &ObjectUrl) -> Result<ObjectReader, StorageError> {
+    pub(crate) fn opened(&self, url: &ObjectUrl) -> Result<Stat, StorageError> {
         let asking = self.asking();
-        match self.look(url)? {
-            Some(found) => {
-                let mut remembered = self.remembered();
-                if remembered.stats.len() < MOST_OPENED && !remembered.stats.contains_key(url) {
-                    // Who opens it again needs no other look: once it is changed, reading says so.
-                    asking.remember(&mut remembered, [(url, &found)]);
-                }
-                drop(remembered);
-                Ok(ObjectReader::new(self.clone(), url.clone(), found))
-            }
-            None => Err(StorageError::of(StorageFault::NotFound, &url.to_string(), "")),
+        let Some(found) = self.look(url)? else {
+            return Err(StorageError::of(StorageFault::NotFound, &url.to_string(), ""));
+        };
+        let mut remembered = self.remembered();
+        if remembered.stats.len() < MOST_OPENED && !remembered.stats.contains_key(url) {
+            // Who opens it again needs no other look: once it is changed, reading says so.
+            asking.remember(&mut remembered, [(url, &found)]);
         }
+        drop(remembered);
+        Ok(found)
     }
 
     /// The folder for copies of objects that are being read: `FLOW_STORAGE_CACHE`, or that of the system for temporary files.
@@ -411,15 +367,6 @@ impl Storage {
         self.put_mode(url, bytes.into(), PutMode::Create).map(drop)
     }
 
-    /// Begins to write an object in parts. It is there with [`ObjectWriter::finish`], whole, or not at all.
-    ///
-    /// # Errors
-    /// For locations that are read only, and when there is no client for the bucket.
-    pub fn create(&self, url: &ObjectUrl) -> Result<ObjectWriter, StorageError> {
-        can_write(url)?;
-        Ok(ObjectWriter::new(self.clone(), self.client(url)?, url.clone()))
-    }
-
     /// Deletes an object. One that is not there is deleted already.
     ///
     /// # Errors
@@ -437,6 +384,22 @@ impl Storage {
             deleted => deleted,
         }
     }
+}
+
+/// Names of the folders exactly two levels below a prefix in which objects lie, each once, sorted. The listing is remembered
+/// ([`Storage::list_and_remember`]).
+///
+/// # Errors
+/// When it cannot be listed.
+pub fn folders_two_levels_below(storage: &Storage, url: &ObjectUrl) -> Result<Vec<(String, String)>, StorageError> {
+    let mut found = BTreeSet::new();
+    for entry in storage.list_and_remember(url)? {
+        let mut parts = entry.url.below(url).unwrap_or_default().splitn(3, '/');
+        if let (Some(outer), Some(inner), Some(_)) = (parts.next(), parts.next(), parts.next()) {
+            found.insert((outer.to_string(), inner.to_string()));
+        }
+    }
+    Ok(found.into_iter().collect())
 }
 
 /// What is known of objects below a prefix, sorted. In the order of URLs these follow each other.

@@ -3,6 +3,7 @@
 mod clip;
 mod espeak;
 mod invented;
+mod known;
 mod missing_outputs;
 mod plan;
 mod random;
@@ -32,7 +33,7 @@ use flow_audio::AudioError;
 use flow_shards::place::{Content, Target};
 use flow_shards::probe::decoding_pool;
 use flow_shards::{examine, shards, space};
-use plan::PlannedShard;
+use known::{Known, PlannedShard};
 use sentences::{Choice, Language, Side};
 pub use settings::{HeldOut, JoinedSettings, NoiseSettings, RoomSettings, SynthesizeSettings};
 use words::Excluded;
@@ -109,13 +110,6 @@ impl Kind for Synthesize {
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         missing_outputs::missing_outputs(&settings.out, committed)
     }
-}
-
-/// What is read once, before the first shard.
-pub(crate) struct Known {
-    shards: BTreeMap<String, PlannedShard>,
-    languages: BTreeMap<String, Language>,
-    excluded: Excluded,
 }
 
 struct Synthesizer {

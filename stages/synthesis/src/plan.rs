@@ -5,6 +5,7 @@ use std::path::Path;
 
 use flow_kind::StageError;
 
+use super::known::PlannedShard;
 use super::sentences::Side;
 use super::settings::SynthesizeSettings;
 
@@ -12,22 +13,6 @@ use super::settings::SynthesizeSettings;
 pub const CLIP_SECONDS: f64 = 3.0;
 /// Most shards of a language.
 const MOST_SHARDS: f64 = 100_000.0;
-
-/// A planned shard.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlannedShard {
-    pub lang: String,
-    pub shard_id: String,
-    pub side: Side,
-    /// Seconds of speech to reach.
-    pub seconds: f64,
-}
-
-impl PlannedShard {
-    pub fn name(&self) -> String {
-        format!("{}/{}", self.lang, self.shard_id)
-    }
-}
 
 /// All shards, by name.
 pub fn shards(settings: &SynthesizeSettings) -> Result<BTreeMap<String, PlannedShard>, StageError> {

@@ -7,7 +7,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_kind::{ROW, StageError};
 
 use super::clip::Clip;
-use super::plan::PlannedShard;
+use super::known::PlannedShard;
 use flow_audio::flac;
 use flow_shards::webdataset;
 

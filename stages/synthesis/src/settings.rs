@@ -6,7 +6,7 @@ use flow_kind::{ReadOnce, StageError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Known;
+use super::known::Known;
 
 /// Speaks sentences with espeak-ng, into shards of speech.
 ///

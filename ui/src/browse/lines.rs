@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_kind::open_regular_file;
 use flow_manifest::ManifestError;
 use serde_json::{Map, Value};
-
-use super::open;
 
 /// Lines that are read to determine the columns.
 const FIRST_LINES: usize = 1000;
@@ -33,9 +32,10 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Lines, ManifestError> {
+        let file = open_regular_file(path).map_err(|error| ManifestError::io(path, error))?;
         Ok(Lines {
             path: path.to_owned(),
-            reader: BufReader::new(open(path)?),
+            reader: BufReader::new(file),
             number: 0,
             line: Vec::new(),
         })

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{DataType, SchemaRef};
+use flow_kind::open_regular_file;
 use flow_manifest::ManifestError;
 use flow_parquet::{CountedRows, ForeignParquet};
 use parquet::arrow::ProjectionMask;
@@ -13,7 +14,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::statistics::Statistics;
 
-use super::{Bound, Test, open};
+use super::condition::{Bound, Test};
 
 const BATCH_ROWS: usize = 2048;
 /// Bytes of a batch in memory, estimated from the first rows of the row group.
@@ -24,7 +25,7 @@ const FIRST_ROWS: usize = 16;
 /// Whether the file begins as Parquet files do.
 pub fn is_parquet(path: &Path) -> Result<bool, ManifestError> {
     let mut magic = Vec::new();
-    let read = open(path)?.take(4).read_to_end(&mut magic);
+    let read = open_regular_file(path).and_then(|file| file.take(4).read_to_end(&mut magic));
     read.map_err(|error| ManifestError::io(path, error))?;
     Ok(magic == b"PAR1")
 }

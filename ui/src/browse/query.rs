@@ -17,8 +17,9 @@ use datafusion::logical_expr::{Expr, cast, ident, lit};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use flow_manifest::ManifestError;
 
-use super::scan::{PART, PLACE, Scan, too_slow};
-use super::{Bound, RowSet};
+use super::condition::{Bound, Test};
+use super::row_set::{RowSet, too_slow};
+use super::scan::{PART, PLACE, Scan};
 
 /// Memory for sorting and aggregation; a query that needs more is an error.
 const MEMORY: usize = 256 << 20;
@@ -28,19 +29,6 @@ const MEMORY: usize = 256 << 20;
 pub struct Filter {
     pub column: String,
     pub test: Test,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Test {
-    /// The value as text is equal to this.
-    Equals(String),
-    /// The value as text is one of these.
-    OneOf(Vec<String>),
-    /// The value as text contains this, case-insensitively.
-    Contains(String),
-    AtLeast(f64),
-    AtMost(f64),
-    IsNull,
 }
 
 /// Which of the rows that pass all filters, and which columns.

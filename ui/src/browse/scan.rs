@@ -12,7 +12,8 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
 use flow_manifest::ManifestError;
 
-use super::{Bound, PlacedBatches, RowSet};
+use super::condition::Bound;
+use super::row_set::{PlacedBatches, RowSet, too_slow};
 
 /// The columns with the part of a row, and its position in it. Names that no file's column has.
 pub const PART: &str = "\u{1}part";
@@ -96,10 +97,10 @@ impl Rows {
                 return Err(too_slow());
             }
             let Some(batches) = &mut self.batches else {
-                if self.part == self.set.inner.parts.len() {
+                if self.part == self.set.parts() {
                     return Ok(None);
                 }
-                if !self.set.inner.parts[self.part].may_pass(&self.bounds) {
+                if !self.set.may_pass(self.part, &self.bounds) {
                     self.part += 1;
                     continue;
                 }
@@ -120,14 +121,6 @@ impl Rows {
             return Ok(Some(RecordBatch::try_new(Arc::clone(&self.schema), columns)?));
         }
     }
-}
-
-/// The message for a query past its deadline.
-pub fn too_slow() -> ManifestError {
-    ManifestError::rows(
-        "there are too many rows to answer this in time: narrow the filters",
-        None,
-    )
 }
 
 impl Iterator for Rows {

@@ -3,13 +3,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{AsArray, Float64Array, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, AsArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use flow_kind::{Artifact, Partition};
+use flow_manifest::ManifestError;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use tempfile::TempDir;
 
+use super::condition::Bound;
+use super::row_set::PARTITION;
 use super::*;
 
 const TIME: Duration = Duration::from_secs(60);
@@ -241,7 +244,7 @@ fn artifacts_tell_the_partition_of_each_row() {
         column: filter.column,
         test: filter.test,
     });
-    let opened: Vec<bool> = set.inner.parts.iter().map(|part| part.may_pass(&bounds)).collect();
+    let opened: Vec<bool> = (0..set.parts()).map(|part| set.may_pass(part, &bounds)).collect();
     assert_eq!(opened, [true, false]);
     let found = set.row(0, 4).unwrap().unwrap();
     assert_eq!(

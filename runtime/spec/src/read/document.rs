@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Reader;
-use crate::FORMAT;
 use crate::diagnostic::Diagnostic;
 use crate::params::brief;
+use crate::pipeline::FORMAT;
 use crate::source::{Place, SourceFile};
 use crate::yaml::{self, Mapping, Part, Steps, Value};
 use flow_base::regular_file::{is_open_pipe, open_regular_file};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flow_audio::row_times::STARTS;
-use flow_corpus::text_tables::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS};
+use flow_corpus::column_names::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS};
 use flow_corpus::{json_line, lines::LANGUAGE_KEYS};
 use flow_evaluation::speaker_transcripts::read_stm;
 use flow_evaluation::utterance::Utterance;

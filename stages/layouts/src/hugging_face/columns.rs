@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema};
 use serde_json::{Map, Value};
 
 use flow_corpus::ReadSettings;
-use flow_corpus::text_tables::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, renamed};
+use flow_corpus::column_names::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, renamed};
 use flow_corpus::times::DURATION;
 
 /// Further names of the text, after those that tables have.

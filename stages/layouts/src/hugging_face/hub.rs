@@ -7,15 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use flow_corpus::ManifestError;
 use flow_corpus::files::{Format, expand_braces};
+use flow_corpus::{Layout, Manifest, ManifestError};
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
 use flow_kind::glob::path_fits;
 use serde_yaml::Value;
 
 use super::{Numbered, ReadSettings, config_and_split, numbered, open_parquet_files};
 use crate::splits::chosen;
-use crate::{Layout, Manifest, wrong};
 
 /// The branch of converted files.
 const CONVERTED: &str = "refs/convert/parquet";
@@ -82,13 +81,13 @@ fn open_from(
         let others = others(&listed.files);
         let converted = self::listed(hub, reference, &converted, progress).map_err(|error| {
             let why = format!("it has no Parquet files ({others}), nor converted ones: {error}");
-            wrong(root, why)
+            ManifestError::manifest(root, why)
         })?;
         (converted, Vec::new())
     };
     let (config, files) = files_of(&taken.files, &configs, reference.config.as_deref(), root)?;
     if files.is_empty() {
-        return Err(wrong(
+        return Err(ManifestError::manifest(
             root,
             format!("it has no Parquet files ({})", others(&taken.files)),
         ));
@@ -146,7 +145,7 @@ fn refuse_settings(root: &Path, reference: &DatasetReference, settings: &ReadSet
     } else {
         return Ok(());
     };
-    Err(wrong(root, why))
+    Err(ManifestError::manifest(root, why))
 }
 
 fn listed(
@@ -177,11 +176,11 @@ fn of_hub(reference: &DatasetReference, error: HubError) -> ManifestError {
         HubError::Unavailable { message, help } => format!("{message}; {help}"),
         other => other.to_string(),
     };
-    wrong(Path::new(&reference.to_string()), why)
+    ManifestError::manifest(Path::new(&reference.to_string()), why)
 }
 
 fn stopped(reference: &DatasetReference) -> ManifestError {
-    wrong(Path::new(&reference.to_string()), "the download was stopped")
+    ManifestError::manifest(Path::new(&reference.to_string()), "the download was stopped")
 }
 
 /// What a repository has in place of Parquet files, for a message.
@@ -203,7 +202,7 @@ fn others(files: &[String]) -> String {
 fn declared(readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
     let failed = |error| ManifestError::io(readme, error);
     if std::fs::metadata(readme).map_err(failed)?.len() > LONGEST_README {
-        return Err(wrong(
+        return Err(ManifestError::manifest(
             root,
             format!("its README.md has more than {LONGEST_README} bytes"),
         ));
@@ -213,10 +212,11 @@ fn declared(readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
     let Some(header) = header(&text) else {
         return Ok(Vec::new());
     };
-    let invalid = |why: String| wrong(root, format!("the header of its README.md is no valid YAML: {why}"));
+    let invalid =
+        |why: String| ManifestError::manifest(root, format!("the header of its README.md is no valid YAML: {why}"));
     flow_yaml_guard::check(&header).map_err(|error| invalid(error.to_string()))?;
     let header: Value = serde_yaml::from_str(&header).map_err(|error| invalid(error.to_string()))?;
-    configs_of(&header).map_err(|why| wrong(root, format!("the header of its README.md: {why}")))
+    configs_of(&header).map_err(|why| ManifestError::manifest(root, format!("the header of its README.md: {why}")))
 }
 
 /// The lines between the first two lines of three dashes.
@@ -327,7 +327,7 @@ fn check_numbers(paths: &[&str], root: &Path) -> Result<(), ManifestError> {
         Some(((folder, split, total), found)) => {
             let found = found.len();
             let why = format!("it has {found} of {total} files `{folder}/{split}-NNNNN-of-{total:05}`");
-            Err(wrong(root, why.replace("`/", "`")))
+            Err(ManifestError::manifest(root, why.replace("`/", "`")))
         }
         None => Ok(()),
     }
@@ -401,7 +401,9 @@ fn files_of(
     }
     let mut count = 0usize;
     for (split, pattern) in config.patterns.iter().flatten() {
-        let wrong = |why: &str| wrong(root, format!("configuration `{}` in its README.md: {why}", config.name));
+        let wrong = |why: &str| {
+            ManifestError::manifest(root, format!("configuration `{}` in its README.md: {why}", config.name))
+        };
         if pattern.len() > LONGEST_PATTERN {
             return Err(wrong("a pattern of `data_files` is too long"));
         }
@@ -431,7 +433,7 @@ fn files_of(
     found.dedup();
     if found.is_empty() {
         let why = format!("configuration `{}` in its README.md has no Parquet files", config.name);
-        return Err(wrong(root, why));
+        return Err(ManifestError::manifest(root, why));
     }
     Ok((told, found))
 }
@@ -477,7 +479,7 @@ fn one_of(names: &[(&str, bool)], wanted: Option<&str>, root: &Path) -> Result<u
             Some(wanted) => format!("it has no configuration `{wanted}`"),
             None => "it has several configurations".into(),
         };
-        wrong(
+        ManifestError::manifest(
             root,
             format!(
                 "{what}; write hf://datasets/OWNER/NAME/CONFIG with one of {}{rest}",

@@ -3,11 +3,39 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanBuilder, Float64Builder, Int64Builder, RecordBatch, StringBuilder, UInt32Builder};
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use arrow::error::ArrowError;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{CellType, Columns};
+/// The type of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CellType {
+    /// Text.
+    Text,
+    /// Whole numbers of 64 bits.
+    Int64,
+    /// Numbers of 64 bits, with a fraction.
+    Float64,
+    /// True or false.
+    Bool,
+}
+
+impl CellType {
+    pub fn data_type(self) -> DataType {
+        match self {
+            CellType::Text => DataType::Utf8,
+            CellType::Int64 => DataType::Int64,
+            CellType::Float64 => DataType::Float64,
+            CellType::Bool => DataType::Boolean,
+        }
+    }
+}
+
+/// Names and types.
+pub type Columns = Vec<(String, CellType)>;
 
 /// A value of a row.
 #[derive(Clone, Debug, PartialEq)]

@@ -13,8 +13,8 @@ use flow_kind::{Out, RejectClass, StageError};
 use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 
-use super::cells::{Cell, Rows, of_text};
-use super::{CellType, Columns, check_taken, lacks, schema_of, send, too_many_rows};
+use super::cells::{Cell, CellType, Columns, Rows, of_text};
+use super::{check_taken, lacks, schema_of, send, too_many_rows};
 
 /// Rows that are decoded at a time.
 const BATCH_ROWS: usize = 2_048;

@@ -13,8 +13,8 @@ use flow_corpus::{ManifestError, json_line};
 use flow_kind::{Out, Reject, RejectClass, StageError, open_input_file};
 use serde_json::Value;
 
-use super::cells::{Cell, Rows, of_json, of_text, type_of};
-use super::{CellType, Columns, TableFormat, check_taken, lacks, send, too_many_rows, wrong};
+use super::cells::{Cell, CellType, Columns, Rows, of_json, of_text, type_of};
+use super::{TableFormat, check_taken, lacks, send, too_many_rows, wrong};
 
 /// Most bytes of a file.
 const LARGEST: u64 = 1 << 30;

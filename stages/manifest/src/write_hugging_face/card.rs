@@ -3,15 +3,46 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::Field;
+use arrow::datatypes::{DataType, Field, SchemaRef};
 use flow_audio::decode::SAMPLE_RATE;
 use flow_kind::StageError;
 use flow_text::language_tag::UNDETERMINED;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{WrittenSplit, dtype_of};
-use crate::write::{AudioOfRows, WriteSettings};
+use crate::statistics::{Figures, Languages};
+use crate::write_settings::{AudioOfRows, WriteSettings};
+
+/// What was written of a split.
+pub(super) struct WrittenSplit {
+    pub name: &'static str,
+    pub schema: SchemaRef,
+    pub rows: u64,
+    /// Of values, and of files.
+    pub bytes: u64,
+    pub file_bytes: u64,
+    pub figures: Languages<Figures>,
+}
+
+/// What `datasets` calls a type; none for those that it has not.
+pub(super) fn dtype_of(data_type: &DataType) -> Option<&'static str> {
+    Some(match data_type {
+        DataType::Utf8 => "string",
+        DataType::LargeUtf8 => "large_string",
+        DataType::Boolean => "bool",
+        DataType::Int8 => "int8",
+        DataType::Int16 => "int16",
+        DataType::Int32 => "int32",
+        DataType::Int64 => "int64",
+        DataType::UInt8 => "uint8",
+        DataType::UInt16 => "uint16",
+        DataType::UInt32 => "uint32",
+        DataType::UInt64 => "uint64",
+        DataType::Float32 => "float32",
+        DataType::Float64 => "float64",
+        _ => return None,
+    })
+}
 
 /// What the hub and `datasets` read of it, and a table for people.
 pub(super) fn dataset_card(settings: &WriteSettings, splits: &[WrittenSplit]) -> Result<String, StageError> {

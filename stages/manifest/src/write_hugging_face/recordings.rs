@@ -16,7 +16,7 @@ use flow_storage::is_url;
 
 use crate::columns;
 use crate::place_columns::prefixed;
-use crate::write::AudioOfRows;
+use crate::write_settings::AudioOfRows;
 
 /// The name that a recording has in the dataset: nothing is read by it.
 fn file_name(id: &str, bytes: &[u8]) -> String {

@@ -11,7 +11,8 @@ use flow_kind::{ExportFile, ExportSet, Partition, Reject, RejectClass, StageErro
 use parquet::arrow::ArrowWriter;
 
 use super::failed_to_write;
-use crate::write::{WriteSettings, rejects_schema};
+use crate::write_rejects::rejects_schema;
+use crate::write_settings::WriteSettings;
 
 /// Rows whose recordings cannot be read: a file that is made when the first one comes.
 pub(super) struct Refused<'s> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flow_storage::is_one_file;
 use tempfile::{Builder, NamedTempFile};
 
 /// Prefix of the folders' names, before a number.
@@ -156,7 +157,7 @@ fn make(parent: &Path) -> io::Result<Option<(PathBuf, File)>> {
     }
     let is_there = fs::metadata(&lock_path).is_ok_and(|found| {
         let locked = lock.metadata();
-        locked.is_ok_and(|locked| (locked.dev(), locked.ino()) == (found.dev(), found.ino()))
+        locked.is_ok_and(|locked| is_one_file(&locked, &found))
     });
     Ok(is_there.then_some((path, lock)))
 }

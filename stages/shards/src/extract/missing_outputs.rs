@@ -11,7 +11,7 @@ use flow_storage::{Location, Storage};
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
-use super::{BYTES_COLUMN, PATH_COLUMN};
+use super::settings::{BYTES_COLUMN, PATH_COLUMN};
 
 /// The partitions with files that are gone or of another size, and the first of each.
 /// In object storage one listing of `target` tells.

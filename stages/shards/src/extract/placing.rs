@@ -11,8 +11,8 @@ use rayon::prelude::*;
 
 use super::destination::Destination;
 use super::read_ahead::{ReadAhead, Span, spans};
+use super::settings::{ExtractSettings, Store};
 use super::wanted::{Job, Refusal};
-use super::{ExtractSettings, Store};
 use crate::place::{Content, Range};
 use crate::shards::Shard;
 use crate::space;

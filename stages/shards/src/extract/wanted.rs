@@ -7,7 +7,7 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{ArrowPrimitiveType, Int32Type, Int64Type};
 use flow_kind::StageError;
 
-use super::{NAME_COLUMN, Store, column};
+use super::settings::{NAME_COLUMN, Store, column};
 use crate::shards::Shard;
 use flow_audio::member_name::{safe_components, strip_dot_slash};
 
