@@ -141,3 +141,42 @@ pub struct Table {
     /// The folder of the file that the rows are of.
     pub beside: Option<PathBuf>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_read_from_its_own_address_and_from_no_other() {
+        let (run, stage) = ("r-1".to_owned(), "a/b".to_owned());
+        for table in [
+            TableRef::Artifact {
+                run: run.clone(),
+                stage,
+                port: "rows".into(),
+            },
+            TableRef::Rejects { run: run.clone() },
+            TableRef::Export {
+                run,
+                export: 2,
+                file: "x/ü & y.parquet".into(),
+            },
+            TableRef::File(7),
+        ] {
+            let pairs: Pairs = table
+                .query()
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect();
+            assert_eq!(TableRef::parse(&pairs).unwrap(), table);
+            for cut in 0..pairs.len() {
+                assert!(TableRef::parse(&pairs[..cut]).is_err(), "{pairs:?}");
+            }
+        }
+        let pairs = [
+            ("of".to_owned(), "file".to_owned()),
+            ("file".to_owned(), "../etc/passwd".to_owned()),
+        ];
+        assert!(TableRef::parse(&pairs).is_err());
+    }
+}

@@ -19,7 +19,7 @@ use super::app::{App, Shared, answer};
 use super::layout::{Section, page};
 use super::page_error::PageError;
 use super::state_directory::{follower, store};
-use super::table_ref::{Pairs, Table, TableRef, value_of};
+use super::table_ref::{Table, TableRef, value_of};
 
 /// Runs whose rows the page of tables lists.
 const RUNS: usize = 5;
@@ -301,39 +301,5 @@ mod tests {
         for damaged in [None, Some(""), Some("[1]"), Some("{")] {
             assert_eq!(value(&row(damaged), "text"), None);
         }
-    }
-
-    #[test]
-    fn a_table_is_read_from_its_own_address_and_from_no_other() {
-        let (run, stage) = ("r-1".to_owned(), "a/b".to_owned());
-        for table in [
-            TableRef::Artifact {
-                run: run.clone(),
-                stage,
-                port: "rows".into(),
-            },
-            TableRef::Rejects { run: run.clone() },
-            TableRef::Export {
-                run,
-                export: 2,
-                file: "x/ü & y.parquet".into(),
-            },
-            TableRef::File(7),
-        ] {
-            let pairs: Pairs = table
-                .query()
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect();
-            assert_eq!(TableRef::parse(&pairs).unwrap(), table);
-            for cut in 0..pairs.len() {
-                assert!(TableRef::parse(&pairs[..cut]).is_err(), "{pairs:?}");
-            }
-        }
-        let pairs = [
-            ("of".to_owned(), "file".to_owned()),
-            ("file".to_owned(), "../etc/passwd".to_owned()),
-        ];
-        assert!(TableRef::parse(&pairs).is_err());
     }
 }

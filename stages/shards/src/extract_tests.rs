@@ -6,6 +6,7 @@ use arrow::array::{AsArray, Int32Array, Int64Array, UInt32Array};
 use arrow::datatypes::{DataType, Int64Type};
 use flow_runtime::harness::{Harness, Output};
 
+use super::settings::column;
 use super::*;
 use crate::probe::{AudioFrom, Probe, ProbeSettings, members_schema};
 use crate::test_data::{corpus, member, tar_of, tone, wav};
