@@ -186,7 +186,7 @@ pub(super) fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, Manife
         let mut unnamed = entries.unnamed.iter();
         match unnamed.find(|(name, is_folder)| *is_folder || is_one(name)) {
             Some((name, _)) => Err(ManifestError::manifest(
-                &folder.join(name),
+                folder.join(name),
                 "its name is not UTF-8; give it another",
             )),
             None => Ok(entries),

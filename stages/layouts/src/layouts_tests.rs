@@ -1155,7 +1155,7 @@ fn sessions_of_the_peoples_speech_are_read_clip_by_clip() {
     ];
     assert_eq!(reasons, counts(&expected));
     let dirty = one("c", "three", 0.5);
-    assert_eq!(read("", "").0, [&clean[..], &[dirty.clone()]].concat());
+    assert_eq!(read("", "").0, [&clean[..], std::slice::from_ref(&dirty)].concat());
     assert_eq!(read("train", "dirty").0, std::slice::from_ref(&dirty));
     assert_eq!(read("train/dirty.json", "").0, [dirty]);
     assert_eq!(read("", "dev").0, [one("d", "four", 0.5)]);

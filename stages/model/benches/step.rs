@@ -10,8 +10,9 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
-use flow_model::{Encoder, Gradients, Mode, ModelConfig, ParameterBuilder, spec_augment};
+use flow_model::{Encoder, Gradients, Mode, ModelConfig, ParameterBuilder};
 use flow_nn::features::LogMel;
+use flow_nn::spec_augment;
 
 fn setting(name: &str, default: usize) -> usize {
     std::env::var(name)

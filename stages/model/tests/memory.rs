@@ -204,7 +204,7 @@ fn adapters_share_the_tensors_of_their_model() {
         for (path, expected) in paths.iter().zip(&together) {
             let count = counted();
             let alone = load(path);
-            assert!(count.held() as i64 >= whole, "tensors were left");
+            assert!(count.held() >= whole, "tensors were left");
             drop(count);
             assert_eq!(frames(&alone), *expected);
         }

@@ -295,9 +295,9 @@ impl ConformerLayer {
         gradients: &mut Gradients,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
-        let adapters = self.adapters.iter().zip(&saved.adapters).rev();
-        adapters.fold(Ok(dy.clone()), |dy, (adapter, saved)| {
-            adapter.backward(parameters, saved, &dy?, gradients, sums)
+        let mut adapters = self.adapters.iter().zip(&saved.adapters).rev();
+        adapters.try_fold(dy.clone(), |dy, (adapter, saved)| {
+            adapter.backward(parameters, saved, &dy, gradients, sums)
         })
     }
 
