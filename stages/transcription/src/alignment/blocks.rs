@@ -56,7 +56,7 @@ pub fn pairs(text: &[&str], lengths: &[usize], heard: &[Vec<String>]) -> Vec<(us
     pairs.map(|(word, at)| (compared[word], at)).collect()
 }
 
-/// What the cost of leaving out each word of a text is multiplied by, from its [`pairs`] with what was heard: words that were
+/// What the cost of leaving out each word of a text is multiplied by, from its [`pairs()`] with what was heard: words that were
 /// heard are seldom left out for others that sound like them, and those of a passage that was not heard easily.
 pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -> Vec<f64> {
     let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
@@ -73,7 +73,7 @@ pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -
     factors
 }
 
-/// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs`] of both.
+/// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs()`] of both.
 pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], frames: &[usize]) -> Vec<Block> {
     let borders = borders(text, heard, pairs);
     let mut blocks: Vec<Block> = Vec::new();
