@@ -1,4 +1,16 @@
-//! For tests of this crate: NeMo's golden data.
+//! For tests of this crate: NeMo's golden data, and training without random numbers.
+
+use crate::model::TrainOptions;
+
+/// Training in which nothing is drawn: no SpecAugment, dither or dropout.
+pub fn quiet() -> TrainOptions {
+    TrainOptions {
+        spec_augment: false,
+        dither: false,
+        dropout: false,
+        ..TrainOptions::default()
+    }
+}
 
 pub mod golden {
     use candle_core::Tensor;

@@ -12,7 +12,7 @@ use crate::checkpoint::{Format, OpenModel};
 use crate::config::ChunkContext;
 use crate::fusion::{BoostingRules, Fusion, Phrase, boosting_tree};
 use crate::model::{MicroBatch, TdtModel, TrainOptions};
-use crate::testing::golden;
+use crate::testing::{golden, quiet};
 use crate::tokenizer::Tokenizer;
 use crate::vocabulary::NewPieces;
 use flow_nn::tensor_files::read_packed;
@@ -58,15 +58,6 @@ fn batch(set: &str) -> MicroBatch {
     MicroBatch {
         signals: waves(set, "train"),
         tokens: ids(&expected["targets"], &expected["target_len"]),
-    }
-}
-
-fn quiet() -> TrainOptions {
-    TrainOptions {
-        spec_augment: false,
-        dither: false,
-        dropout: false,
-        ..TrainOptions::default()
     }
 }
 

@@ -7,7 +7,7 @@ use serde_yaml::Value;
 
 use super::*;
 use crate::checkpoint::{Format, TensorEntry};
-use crate::testing::golden;
+use crate::testing::{golden, quiet};
 use flow_nn::parameters::{Gradients, ParameterId};
 use flow_nn::tensor_files::read_packed;
 
@@ -47,15 +47,6 @@ fn model_of(opened: OpenModel, dtype: DType, device: &Device) -> Result<TdtModel
 
 fn model(enabled: &[&str], dtype: DType, device: &Device) -> TdtModel {
     model_of(opened(enabled, |_| ()), dtype, device).unwrap()
-}
-
-fn quiet() -> TrainOptions {
-    TrainOptions {
-        spec_augment: false,
-        dither: false,
-        dropout: false,
-        ..TrainOptions::default()
-    }
 }
 
 fn batch() -> MicroBatch {

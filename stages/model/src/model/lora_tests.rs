@@ -5,7 +5,7 @@ use flow_kernels::testing::{DeviceUnderTest, values};
 use super::*;
 use crate::checkpoint::{ADAPTER_WEIGHTS, Adapter, base_and_adapter};
 use crate::config::Reduction;
-use crate::testing::golden;
+use crate::testing::{golden, quiet};
 use flow_nn::parameters::Gradients;
 use flow_nn::parameters::ParameterId;
 
@@ -28,15 +28,6 @@ fn batch() -> MicroBatch {
     MicroBatch {
         signals: golden::waves("train")[..2].to_vec(),
         tokens: vec![vec![3, 5, 7, 5], vec![2]],
-    }
-}
-
-fn quiet() -> TrainOptions {
-    TrainOptions {
-        spec_augment: false,
-        dither: false,
-        dropout: false,
-        ..TrainOptions::default()
     }
 }
 
