@@ -115,7 +115,7 @@ fn upload(storage: &Storage, folder: &Path, prefix: &str) {
             true => upload(storage, &path, &url),
             false => {
                 let Ok(Location::Object(url)) = Location::parse(&url) else {
-                    panic!("{url} is no URL")
+                    panic!("{url} is not a URL")
                 };
                 let bytes = fs::read(&path).expect("a file of the corpus");
                 storage.put(&url, bytes).expect("room in the bucket");
@@ -178,7 +178,7 @@ fn download(server: &TestServer, urls: &[String]) -> (f64, f64) {
             scope.spawn(|| {
                 while let Some(url) = urls.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let Ok(Location::Object(url)) = Location::parse(url) else {
-                        panic!("{url} is no URL")
+                        panic!("{url} is not a URL")
                     };
                     let object = storage.open(&url).expect("an object");
                     let mut take = |piece: &[u8]| {

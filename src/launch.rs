@@ -164,7 +164,7 @@ fn from_slurm(arguments: &ProcessArguments, variables: Variables) -> Result<Laun
     };
     let host = first_node(&list).ok_or_else(|| {
         Failure::usage(
-            format!("{name}: `{list}` is no list of nodes"),
+            format!("{name}: `{list}` is not a list of nodes"),
             "name the machines with --hosts FILE --process I instead",
         )
     })?;
@@ -226,7 +226,7 @@ fn number(found: Option<(&str, String)>, name: &str, launcher: &str) -> Result<u
     let parsed = value.trim().parse::<u32>();
     parsed.map(|number| number as usize).map_err(|_| {
         Failure::usage(
-            format!("{name}: `{value}` is no number"),
+            format!("{name}: `{value}` is not a number"),
             "leave --launch out to run alone, or name the machines with --hosts FILE --process I",
         )
     })
@@ -340,7 +340,7 @@ mod tests {
             (Launcher::Auto, &[][..], "neither torchrun (RANK) nor Slurm"),
             (Launcher::Slurm, &slurm[1..], "SLURM_PROCID is not set"),
             (Launcher::Torchrun, &torchrun[..2], "MASTER_ADDR is not set"),
-            (Launcher::Torchrun, &[("RANK", "-1")], "RANK: `-1` is no number"),
+            (Launcher::Torchrun, &[("RANK", "-1")], "RANK: `-1` is not a number"),
             (
                 Launcher::Slurm,
                 &[slurm[0], slurm[1], ("SLURM_JOB_NODELIST", "a[1-")],

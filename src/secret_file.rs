@@ -19,7 +19,7 @@ const MOST: usize = 4096;
 /// Reads the secret: all bytes of the file but one newline at its end. Warns where others may read it.
 ///
 /// # Errors
-/// If it cannot be read, is no regular file, or is too short or too long for a secret.
+/// If it cannot be read, is not a regular file, or is too short or too long for a secret.
 pub fn read(path: &Path, warn: &dyn Fn(String)) -> Result<SharedSecret, Failure> {
     let refused = |why: String| {
         Failure::usage(

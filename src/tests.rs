@@ -280,7 +280,7 @@ fn rejects_status_and_log_of_a_run() {
     let place = Workplace::new();
     let (exit, said) = place.failure("status");
     assert_eq!(
-        (exit, said.contains("is no state directory of flow")),
+        (exit, said.contains("is not a state directory of flow")),
         (Exit::Usage, true)
     );
     place.done("run p.yaml");

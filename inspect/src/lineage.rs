@@ -442,7 +442,7 @@ mod tests {
             (r#"{"audio_filepath": "rec/aa.wav"}"#, "a.wav", false),
             (r#"{"audio_filepath": "rec/a.wav.bak"}"#, "a.wav", false),
             ("id\ta.wav\ttext", "a.wav", true),
-            // A mistyped id is no file.
+            // A mistyped id is not a file.
             (r#"{"audio_filepath": "de", "lang": "de"}"#, "de", false),
         ] {
             assert_eq!(names_file(line, path), is, "{path} in {line}");

@@ -15,7 +15,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         "gib" | "g" => f64::from(1 << 30),
         _ => {
             return Err(format!(
-                "`{unit}` is no unit; write 8GB, 7.5GiB, 24000MB or a number of bytes"
+                "`{unit}` is not a unit; write 8GB, 7.5GiB, 24000MB or a number of bytes"
             ));
         }
     };

@@ -16,7 +16,7 @@ const NO_BUCKET: [&str; 2] = ["transcribe", "diarize"];
 /// When there is one; it names the argument.
 pub fn refuse(command: &Command, matches: &ArgMatches) -> Result<(), clap::Error> {
     for id in matches.ids() {
-        // What is no path has another type, and groups have one of their own.
+        // What is not a path has another type, and groups have one of their own.
         let Ok(Some(mut paths)) = matches.try_get_many::<PathBuf>(id.as_str()) else {
             continue;
         };

@@ -137,7 +137,7 @@ fn format(arguments: &AlignArguments) -> Result<Format, Failure> {
     let known = name.parse().ok().filter(|format| *format != Format::Parquet);
     let format: Format = known.ok_or_else(|| {
         Failure::usage(
-            format!("`{name}` is no format of alignments"),
+            format!("`{name}` is not a format of alignments"),
             "json, srt, vtt, ctm, tsv, txt or jsonl",
         )
     })?;

@@ -13,7 +13,7 @@ pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure>
     let state = &arguments.state.state;
     if !Store::is_there(state)? {
         return Err(Failure::usage(
-            format!("{} is no state directory of flow", state.display()),
+            format!("{} is not a state directory of flow", state.display()),
             "name it with --state",
         ));
     }

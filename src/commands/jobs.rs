@@ -51,7 +51,7 @@ fn plain(id: &str) -> Result<&str, Failure> {
     let is_plain = !id.is_empty() && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     is_plain
         .then_some(id)
-        .ok_or_else(|| Failure::usage(format!("`{id}` is no id of a job"), "`flow jobs list` lists them"))
+        .ok_or_else(|| Failure::usage(format!("`{id}` is not an id of a job"), "`flow jobs list` lists them"))
 }
 
 fn list(client: &Client, state: Option<&str>, limit: usize, out: &mut dyn Write) -> Result<(), Failure> {
@@ -102,7 +102,7 @@ impl Client {
     fn new(arguments: &JobsArguments) -> Result<Self, Failure> {
         let url = arguments.url.trim_end_matches('/').to_owned();
         if !url.starts_with("http://") && !url.starts_with("https://") {
-            let message = format!("--url: `{url}` is no address of a service");
+            let message = format!("--url: `{url}` is not an address of a service");
             return Err(Failure::usage(
                 message,
                 "it is as `flow serve` prints it: http://127.0.0.1:8000",

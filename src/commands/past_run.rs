@@ -20,7 +20,7 @@ pub fn opened_store(arguments: &StateArguments) -> Result<Store, Failure> {
     let dir = &arguments.state;
     if !Store::is_there(dir)? {
         return Err(Failure::usage(
-            format!("{} is no state directory of flow", dir.display()),
+            format!("{} is not a state directory of flow", dir.display()),
             "name it with --state, or make one with `flow run`",
         ));
     }

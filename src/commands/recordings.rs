@@ -524,7 +524,7 @@ fn input(given: &[String], folder: &Path) -> Result<Vec<String>, Failure> {
     Ok(input)
 }
 
-/// Writes what is read to a file; of what is no recording, only its beginning, as it may have no end.
+/// Writes what is read to a file; of what is not a recording, only its beginning, as it may have no end.
 fn keep(from: &mut dyn Read, path: &Path) -> Result<(), Failure> {
     let unreadable = |error| Failure::unreadable(format!("cannot read standard input: {error}"));
     let unwritten = |error| {
@@ -540,7 +540,7 @@ fn keep(from: &mut dyn Read, path: &Path) -> Result<(), Failure> {
             .read_to_end(&mut block)
             .map_err(unreadable)?;
         file.write_all(&block).map_err(unwritten)?;
-        // Behind a tag there may be anything, and a manifest is no recording.
+        // Behind a tag there may be anything, and a manifest is not a recording.
         let is_other = block.starts_with(b"ID3") || is_manifest_by_content(&block);
         let is_none = !begun && recognise(&block).is_err() && !is_other;
         if block.is_empty() || is_none {
@@ -557,7 +557,7 @@ pub fn formats(given: &[String], known: &[WrittenFormat]) -> Result<Vec<WrittenF
         let format = known.iter().find(|format| format.name == name).ok_or_else(|| {
             let names: Vec<&str> = known.iter().map(|format| format.name).collect();
             Failure::usage(
-                format!("`{name}` is no format"),
+                format!("`{name}` is not a format"),
                 format!("formats: {}", names.join(", ")),
             )
         })?;

@@ -73,7 +73,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
             .is_some_and(|format| format.name == Format::Parquet.name())
     {
         return Err(Failure::usage(
-            "`parquet` is no text, so it is not printed",
+            "`parquet` is not text, so it is not printed",
             "leave out --stdout, or name another format first",
         ));
     }
@@ -270,7 +270,7 @@ mod tests {
             of(&["docx"], false)
                 .unwrap_err()
                 .to_string()
-                .contains("`docx` is no format")
+                .contains("`docx` is not a format")
         );
         assert!(of(&[""], false).is_err());
         assert_eq!(of(&["rttm,txt"], true).unwrap(), ["rttm", "txt"]);

@@ -38,7 +38,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
     let state = &arguments.state.state;
     if (is_url(state) || state.exists()) && !Store::is_there(state)? {
         return Err(Failure::usage(
-            format!("{} is no state directory of flow", state.display()),
+            format!("{} is not a state directory of flow", state.display()),
             "name it with --state",
         ));
     }

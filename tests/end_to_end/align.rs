@@ -79,11 +79,11 @@ fn wrong_arguments_of_align_are_named() {
         (&["a.flac", "long.txt"], "long.txt"),
         (
             &["a.flac", "a.txt", "--format", "docx"],
-            "`docx` is no format of alignments",
+            "`docx` is not a format of alignments",
         ),
         (
             &["a.flac", "a.txt", "--format", "parquet"],
-            "`parquet` is no format of alignments",
+            "`parquet` is not a format of alignments",
         ),
         (
             &["a.flac", "a.txt", "--output", "a.flac"],

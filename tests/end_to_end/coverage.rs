@@ -71,7 +71,7 @@ fn speech_without_words_is_told_and_may_be_an_error() {
     // Stretches of less than 0.25 s are no holes.
     assert!(coverage["share"].as_f64().unwrap() < 0.3, "{coverage}");
     assert!(!coverage["holes"].as_array().unwrap().is_empty());
-    // What was measured before is told again, and measuring alone is no error.
+    // What was measured before is told again, and measuring alone is not an error.
     expect_code(
         &transcribe("mute-out", &["--model", "mute", "--require-coverage", "0.98"]),
         5,

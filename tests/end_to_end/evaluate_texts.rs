@@ -177,7 +177,7 @@ fn what_cannot_be_paired_is_told() {
         (&["one.txt", "two.txt"], "the reference has 1 line, the hypothesis 2"),
         (&["table.csv", "table.csv"], "csv is not read here"),
         (&["a.srt", "a.srt"], "srt is not read here"),
-        (&["array.json"], "line 1 is no JSON object"),
+        (&["array.json"], "line 1 is not a JSON object"),
         (&["gone.txt", "one.txt"], "gone.txt"),
     ] {
         let output = evaluate(folder, arguments);

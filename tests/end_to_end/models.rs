@@ -63,7 +63,7 @@ fn a_model_goes_through_all_forms_and_stays_the_same() {
     ] {
         assert!(stdout(&info).contains(part), "{part}: {}", stdout(&info));
     }
-    // Nothing is left behind, and what is no model is named.
+    // Nothing is left behind, and what is not a model is named.
     assert_eq!(std::fs::read_dir(place.folder.path()).unwrap().count(), 3);
     std::fs::write(place.path("x.nemo"), b"not an archive").unwrap();
     for arguments in [["info", "x.nemo", ""], ["diff", "x.nemo", "model"]] {
@@ -83,7 +83,7 @@ fn a_model_goes_through_all_forms_and_stays_the_same() {
     let output = program().args(["model", "info"]).arg(&pipe).output().unwrap();
     expect_code(&output, 1);
     assert!(
-        stderr(&output).contains("pipe.nemo: is no regular file"),
+        stderr(&output).contains("pipe.nemo: is not a regular file"),
         "{}",
         stderr(&output)
     );

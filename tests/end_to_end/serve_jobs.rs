@@ -277,7 +277,7 @@ fn jobs_are_listed_shown_and_cancelled_from_the_command_line() {
     let (code, _, error) = jobs(&["show", id]);
     assert!(code == 1 && error.contains("no job of that id"), "{error}");
     let (code, _, error) = jobs(&["show", "../models"]);
-    assert!(code == 2 && error.contains("`../models` is no id"), "{error}");
+    assert!(code == 2 && error.contains("`../models` is not an id"), "{error}");
     let without = program()
         .args(["jobs", "list", "--url", &service.url])
         .output()

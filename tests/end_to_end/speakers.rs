@@ -237,7 +237,7 @@ fn words_have_speakers() {
 #[test]
 fn what_cannot_be_read_is_named_and_turns_are_printed() {
     let place = Place::new();
-    std::fs::write(place.path("in/text.wav"), b"this is no audio").unwrap();
+    std::fs::write(place.path("in/text.wav"), b"this is not audio").unwrap();
     let output = place.flow("diarize", &["--stdout"]);
     expect_code(&output, 4);
     let told = stderr(&output);
@@ -286,7 +286,7 @@ fn files_of_others_are_left_alone_and_mistakes_are_told() {
     std::fs::remove_dir_all(place.path("out")).unwrap();
 
     for (arguments, said) in [
-        (&["diarize", "--format", "txt"][..], "`txt` is no format"),
+        (&["diarize", "--format", "txt"][..], "`txt` is not a format"),
         (&["diarize", "--set", "formats=[json]"], "option of its own"),
         (&["diarize", "--set", "clustering_threshold=3"], "clustering_threshold"),
         (

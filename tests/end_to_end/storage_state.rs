@@ -150,7 +150,7 @@ fn what_is_in_the_way_is_told_with_its_url() {
     let missing = place.on("a", &["rejects"]).output().unwrap();
     expect_code(&missing, 2);
     assert!(
-        stderr(&missing).contains("s3://bucket/state is no state directory"),
+        stderr(&missing).contains("s3://bucket/state is not a state directory"),
         "{}",
         stderr(&missing)
     );

@@ -183,7 +183,7 @@ fn what_cannot_be_read_is_named_and_silence_is_no_error() {
     assert_eq!(json["metadata"]["duration_s"], 2.0);
 
     place.write("empty.wav", b"");
-    place.write("talks/text.wav", b"this is no audio");
+    place.write("talks/text.wav", b"this is not audio");
     let mut flow = place.command();
     flow.args(["in", "gone.flac", "--out", "out"]);
     let output = flow.output().unwrap();
@@ -388,7 +388,7 @@ fn a_recording_that_grows_is_left_for_the_next_run() {
     assert_eq!(ran(&place), expected(1, 1));
 }
 
-/// Names that a terminal would obey or that are no text, and what is no file: nothing of it stops the others, or is waited for.
+/// Names that a terminal would obey or that are no text, and what is not a file: nothing of it stops the others, or is waited for.
 #[test]
 fn strange_names_are_shown_and_what_is_no_file_is_named() {
     use std::os::unix::ffi::OsStrExt;
@@ -437,7 +437,7 @@ fn strange_names_are_shown_and_what_is_no_file_is_named() {
         assert!(place.out(name).contains("\"segments\":[]"), "{name}");
     }
 
-    // Standard input that has no end is no recording.
+    // Standard input that has no end is not a recording.
     let mut flow = place.command();
     flow.args(["-", "--stdout"]);
     flow.stdin(Stdio::from(std::fs::File::open("/dev/zero").unwrap()));
@@ -461,7 +461,7 @@ fn transcripts_are_written_as_parquet() {
     let printed = place.transcribe(&["--format", "parquet", "--stdout"]);
     expect_code(&printed, 2);
     assert!(
-        stderr(&printed).contains("`parquet` is no text"),
+        stderr(&printed).contains("`parquet` is not text"),
         "{}",
         stderr(&printed)
     );
@@ -647,7 +647,7 @@ fn mistakes_on_the_command_line_are_told() {
     let place = Place::new();
     place.copy("rec_hi_0004_003.flac", "a.flac");
     for (arguments, said) in [
-        (&["--format", "docx"][..], "`docx` is no format"),
+        (&["--format", "docx"][..], "`docx` is not a format"),
         (&["--model", "gone.nemo"], "help: given by --model"),
         (&["--set", "max_window=0"], "max_window"),
         (&["--set", "vad=loud"], "vad"),
@@ -656,7 +656,7 @@ fn mistakes_on_the_command_line_are_told() {
         (&["--set", "window=full"], "option of its own"),
         (&["--device", "tpu"], "help: given by --device"),
         (&["--lm", "gone.arpa"], "help: given by --lm"),
-        (&["--language", "hindi"], "`hindi` is no code of a language"),
+        (&["--language", "hindi"], "`hindi` is not a code of a language"),
         (&["--language-prior", "gone.json"], "--language"),
         (
             &["--language", "hi", "--language-prior", "gone.json"],

@@ -89,7 +89,7 @@ fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
         .map(|field| field.name())
         .eq(wanted_fields.map(|field| field.name()))
     {
-        return Err(unreadable(&"it is no file of corrections"));
+        return Err(unreadable(&"it is not a file of corrections"));
     }
     let batches = file.rows(&metadata, ProjectionMask::all(), BATCH_ROWS, None);
     let batches: Result<Vec<RecordBatch>, _> = batches.map_err(|error| unreadable(&error))?.collect();

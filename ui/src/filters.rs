@@ -90,7 +90,7 @@ impl View {
             }
             let number = || -> Result<f64, PageError> {
                 let number = value.parse().ok().filter(|number: &f64| number.is_finite());
-                number.ok_or_else(|| PageError::bad_request(format!("`{value}` is no number (for `{name}`)")))
+                number.ok_or_else(|| PageError::bad_request(format!("`{value}` is not a number (for `{name}`)")))
             };
             let (what, column) = name.split_once('.').unwrap_or((name, ""));
             let test = match what {

@@ -54,7 +54,7 @@ pub fn whole(events: &Path) -> RunSummary {
 pub fn ends(events: &Path) -> RunSummary {
     let mut first = Vec::new();
     if let Ok(file) = flow_kind::open_regular_file(events) {
-        // A line that is cut is no JSON.
+        // A line that is cut is not JSON.
         let _ = BufReader::new(file.take(MAX_FIRST)).read_until(b'\n', &mut first);
     }
     let first: serde_json::Value = serde_json::from_slice(&first).unwrap_or_default();

@@ -118,7 +118,7 @@ impl Place {
                 .metadata()
                 .map_err(|error| format!("{name}: {error}"))?;
             if !metadata.is_file() {
-                return Err(format!("{name} is no regular file"));
+                return Err(format!("{name} is not a regular file"));
             }
         }
         Ok(self)

@@ -38,7 +38,7 @@ impl TableRef {
         };
         let number = |name: &str| {
             let number = given(name)?.parse();
-            number.map_err(|_| PageError::bad_request(format!("`{name}` in the address is no number")))
+            number.map_err(|_| PageError::bad_request(format!("`{name}` in the address is not a number")))
         };
         match given("of")?.as_str() {
             "artifact" => Ok(TableRef::Artifact {

@@ -244,7 +244,7 @@ pub fn row_of(app: &App, pairs: &[(String, String)]) -> Result<(TableRef, Table,
     let reference = TableRef::parse(pairs)?;
     let number = |wanted: &str| {
         let number = value_of(pairs, wanted).and_then(|value| value.parse::<u64>().ok());
-        number.ok_or_else(|| PageError::bad_request(format!("`{wanted}` in the address is no number")))
+        number.ok_or_else(|| PageError::bad_request(format!("`{wanted}` in the address is not a number")))
     };
     let table = open(app, &reference)?;
     let part = usize::try_from(number("part")?).unwrap_or(usize::MAX);

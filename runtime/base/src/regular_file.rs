@@ -13,7 +13,7 @@ use flow_storage::{InputFile, Location};
 /// Opens a file of this machine to be read.
 ///
 /// # Errors
-/// If it cannot be opened, or is no regular file.
+/// If it cannot be opened, or is not a regular file.
 pub fn open_regular_file(path: &Path) -> io::Result<File> {
     let found = std::fs::metadata(path)?.file_type();
     if found.is_file() {
@@ -31,7 +31,7 @@ pub fn open_regular_file(path: &Path) -> io::Result<File> {
 /// Opens a file to be read, on this machine or, by its URL, in object storage.
 ///
 /// # Errors
-/// If it cannot be opened, or is no regular file.
+/// If it cannot be opened, or is not a regular file.
 pub fn open_input_file(path: &Path) -> io::Result<InputFile> {
     match Location::of_path(path)? {
         Location::Local(path) => open_regular_file(&path).map(InputFile::Local),
@@ -67,7 +67,7 @@ pub fn is_open_pipe(path: &Path) -> bool {
 /// All bytes of a file, on this machine or in object storage.
 ///
 /// # Errors
-/// If it cannot be read, or is no regular file.
+/// If it cannot be read, or is not a regular file.
 pub fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_input_file(path)?.read_to_end(&mut bytes)?;

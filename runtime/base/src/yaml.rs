@@ -103,7 +103,7 @@ impl fmt::Display for Steps {
     }
 }
 
-/// A document that is no YAML.
+/// A document that is not YAML.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct SyntaxError {
@@ -153,7 +153,7 @@ pub fn parse_text(text: &str) -> Result<Value, SyntaxError> {
 /// mistake is.
 ///
 /// # Errors
-/// When the text is no YAML, or does not fit the type.
+/// When the text is not YAML, or does not fit the type.
 pub fn from_text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let text = without_mark(text);
     flow_yaml_guard::check(text).map_err(|error| error.to_string())?;
@@ -382,7 +382,7 @@ mod tests {
             assert_eq!((error.at, error.is_doubled_key), (Some(at), true), "{error:?}");
             assert!(error.message.contains(&format!("`{key}` is given twice")), "{error:?}");
         }
-        // The same key in another map is no double, and what is no YAML is still that.
+        // The same key in another map is no double, and what is not YAML is still that.
         assert!(parse_text("a: {b: 1}\nc: {b: 2}\n").is_ok());
         assert!(!parse_text("a: 1\nb: [1, 2\n").unwrap_err().is_doubled_key);
         assert_eq!(parse_text("  \n"), Ok(Value::Null));

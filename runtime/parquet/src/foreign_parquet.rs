@@ -67,7 +67,7 @@ impl ForeignParquet {
     /// Opens a file.
     ///
     /// # Errors
-    /// When it cannot be opened, or is no regular file.
+    /// When it cannot be opened, or is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = open_input_file(path)?;
         Ok(ForeignParquet {

@@ -548,7 +548,7 @@ mod tests {
                 "more fields than there are",
             ),
             (metadata(&list(&[long_value(&[0x82, 0x80, 8])])), "more than 64 KiB"),
-            // The version is said to be a byte, which is no number of seven bits each; and the schema a text.
+            // The version is said to be a byte, which is not a number of seven bits each; and the schema a text.
             (vec![0x13, 0x80, 0x19, 0xFC, 0], "another type"),
             (vec![0x15, 2, 0x18, 0, 0], "another type"),
             // Names in the place of elements.

@@ -251,9 +251,9 @@ fn who_listens_in_the_place_of_process_0_learns_nothing() {
     for (answer, said) in [
         (challenge(0, [1; 32], false), "does not know the secret of process 1"),
         (challenge(5, [1; 32], true), "process 5 listens there"),
-        (Answer::Accepted.bytes(), "is no process of a run"),
-        (Answer::Proof([1; 32]).bytes(), "is no process of a run"),
-        ([MAGIC.as_slice(), b"\x09"].concat(), "is no process of a run"),
+        (Answer::Accepted.bytes(), "is not a process of a run"),
+        (Answer::Proof([1; 32]).bytes(), "is not a process of a run"),
+        ([MAGIC.as_slice(), b"\x09"].concat(), "is not a process of a run"),
     ] {
         let (error, heard) = met(move |stream, _| stream.write_all(&answer).unwrap());
         assert!(matches!(error, JoinError::Refused { .. }), "{error}");

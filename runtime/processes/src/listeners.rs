@@ -33,7 +33,7 @@ impl Listeners {
         }
         let Some(port) = addresses.first().map(SocketAddr::port) else {
             return Err(failed(
-                format!("cannot listen: {} is no address of this machine", join.leader),
+                format!("cannot listen: {} is not an address of this machine", join.leader),
                 "",
             ));
         };
@@ -98,7 +98,7 @@ fn bind(join: &Join, port: u16, tell: &dyn Fn(JoinMessage)) -> io::Result<Vec<Tc
                 if !bound.is_empty() {
                     return Ok(bound);
                 }
-                "is no address of this machine".to_owned()
+                "is not an address of this machine".to_owned()
             }
             Err(error) => format!("cannot be resolved: {error}"),
         };
@@ -210,7 +210,7 @@ mod tests {
         let (ips, warned) = opened("192.0.2.1", &["192.0.2.1", "192.0.2.2"], None);
         assert!(ips[0].is_unspecified() && ips.len() == 1, "{ips:?}");
         assert!(
-            warned.contains("192.0.2.1, its host in the file of hosts, is no address of this machine"),
+            warned.contains("192.0.2.1, its host in the file of hosts, is not an address of this machine"),
             "{warned}"
         );
         assert!(

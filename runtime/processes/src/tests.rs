@@ -161,7 +161,7 @@ fn strangers_and_processes_of_other_runs_are_refused_and_the_right_one_is_let_in
         miscounted.contains("3 processes, process 0 that there are 2"),
         "{miscounted}"
     );
-    // A client that is no process of a run: its data is dropped, however long it is.
+    // A client that is not a process of a run: its data is dropped, however long it is.
     for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 100_000], b"flow"] {
         let mut connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
         // The other side may hang up in the middle.
@@ -410,7 +410,7 @@ fn wrong_numbers_taken_ports_and_unreachable_hosts_are_said() {
         stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
     });
     let message = join(&member(1, 2, port), &|_| {}).unwrap_err().to_string();
-    assert!(message.contains("is no process of a run"), "{message}");
+    assert!(message.contains("is not a process of a run"), "{message}");
 }
 
 /// Any bytes from a peer are a frame within limits or an error; nothing is allocated by a length alone.

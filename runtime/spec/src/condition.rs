@@ -241,7 +241,7 @@ impl<L: Lookup> Parser<'_, '_, L> {
             Some(end) if self.rest().starts_with("${") => &self.text[start..=start + end],
             _ => {
                 let help = Some("a parameter is written `${name}`".to_string());
-                return Err(self.mistake(start, "this is no reference to a parameter", help));
+                return Err(self.mistake(start, "this is not a reference to a parameter", help));
             }
         };
         self.at += reference.len();
@@ -285,7 +285,7 @@ impl<L: Lookup> Parser<'_, '_, L> {
         self.at += end;
         match yaml::parse_text(text) {
             Ok(value @ Value::Number(_)) => Ok((start, value)),
-            _ => Err(self.mistake(start, format!("`{text}` is no number"), None)),
+            _ => Err(self.mistake(start, format!("`{text}` is not a number"), None)),
         }
     }
 }
@@ -386,14 +386,14 @@ mod tests {
             ("${delete} && true", (1, 11), "`&&` is not expected here"),
             ("${nothing} == ''", (1, 1), "unknown parameter `nothing`"),
             ("manifest == ''", (1, 1), "`manifest` is no value"),
-            ("${manifest == ''", (1, 1), "this is no reference"),
+            ("${manifest == ''", (1, 1), "this is not a reference"),
             ("true and\n  7", (2, 3), "expected true or false"),
             ("(true", (1, 1), "`(` is not closed"),
             ("'a", (1, 1), "the text is not closed"),
             ("'${manifest}' == ''", (1, 1), "a reference within quotes"),
             ("", (1, 1), "a value is missing"),
             ("true or", (1, 8), "a value is missing"),
-            ("1.2.3 == 1", (1, 1), "`1.2.3` is no number"),
+            ("1.2.3 == 1", (1, 1), "`1.2.3` is not a number"),
             // The second side is evaluated although the first one decides.
             ("true or ${nothing}", (1, 9), "unknown parameter `nothing`"),
         ] {

@@ -125,7 +125,7 @@ pub(super) fn secret_text(text: &str, lookup: &mut impl Lookup) -> Result<Secret
 pub(super) fn lone_reference(text: &str, lookup: &mut impl Lookup) -> Result<Value, Refused> {
     match pieces(text).map_err(|(_, message)| (Some(message), None))?.as_slice() {
         [(_, only @ (Piece::Param(_) | Piece::Environment { .. }))] => referenced(only, lookup),
-        _ => Err((Some(format!("`{text}` is no reference to a parameter")), None)),
+        _ => Err((Some(format!("`{text}` is not a reference to a parameter")), None)),
     }
 }
 
@@ -175,7 +175,7 @@ fn piece(inner: &str) -> Result<Piece<'_>, String> {
         return Ok(Piece::Param(inner));
     }
     Err(format!(
-        "`${{{inner}}}` is no reference to a parameter: write `${{name}}`"
+        "`${{{inner}}}` is not a reference to a parameter: write `${{name}}`"
     ))
 }
 
@@ -564,7 +564,7 @@ mod tests {
         );
         assert_eq!(
             put("${ min}").unwrap_err(),
-            ["(1, 1) `${ min}` is no reference to a parameter: write `${name}`"]
+            ["(1, 1) `${ min}` is not a reference to a parameter: write `${name}`"]
         );
         assert_eq!(
             put("${env:NONE}").unwrap_err(),

@@ -144,7 +144,7 @@ impl Spread {
     }
 
     /// Begins a region on all processes, with `workers` workers in each. `nodes` are those of the graph, `jobs` what process
-    /// 0 would do alone. None where the region cannot be described to others: a path in it is no text.
+    /// 0 would do alone. None where the region cannot be described to others: a path in it is not text.
     ///
     /// # Errors
     /// Where a process is lost, or cannot do its share.

@@ -35,7 +35,7 @@ pub struct DigestedFile {
 
 impl DigestedFile {
     /// # Errors
-    /// If the file is not there or cannot be opened, or is no file (a folder, a pipe).
+    /// If the file is not there or cannot be opened, or is not a file (a folder, a pipe).
     pub fn open(path: &Path) -> io::Result<Self> {
         DigestedFile::open_while(path, &|| true)
     }

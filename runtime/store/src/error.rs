@@ -54,8 +54,8 @@ pub enum StoreError {
     ReadOnly { path: PathBuf },
     #[error("artifacts in {} are being written", path.display())]
     Busy { path: PathBuf },
-    /// A folder that is no state directory.
-    #[error("{} is no state directory: it has no FORMAT file, but holds `{found}`", path.display())]
+    /// A folder that is not a state directory.
+    #[error("{} is not a state directory: it has no FORMAT file, but holds `{found}`", path.display())]
     Foreign { path: PathBuf, found: String },
     /// The target folder of a set that has files of another stage or of another program.
     #[error("{} holds files of something else ({found}), which would be removed or overwritten", path.display())]

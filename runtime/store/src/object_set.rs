@@ -183,7 +183,7 @@ fn visible_manifest(storage: &Storage, url: &ObjectUrl) -> Result<Option<Standin
 fn damaged(url: &ObjectUrl) -> StoreError {
     StoreError::Damaged {
         path: url.to_string().into(),
-        detail: "it is no list of a set's files".into(),
+        detail: "it is not a list of a set's files".into(),
     }
 }
 

@@ -80,7 +80,7 @@ fn known_classes(batch: &RecordBatch) -> Result<(), StageError> {
     let known = |class: &str| class == RejectClass::Rule.as_str() || class == RejectClass::Fault.as_str();
     let classes = batch.column(3).as_string::<i32>(); // Read under a schema of rejects.
     match classes.iter().flatten().find(|class| !known(class)) {
-        Some(other) => Err(StageError::failed(format!("`{other}` is no class of a reject"))),
+        Some(other) => Err(StageError::failed(format!("`{other}` is not a class of a reject"))),
         None => Ok(()),
     }
 }
@@ -97,7 +97,7 @@ fn from_batch(batch: &RecordBatch) -> Result<Vec<Reject>, StageError> {
             let class = match classes.as_string::<i32>().value(at) {
                 "rule" => RejectClass::Rule,
                 "fault" => RejectClass::Fault,
-                other => return Err(StageError::failed(format!("`{other}` is no class of a reject"))),
+                other => return Err(StageError::failed(format!("`{other}` is not a class of a reject"))),
             };
             Ok(Reject {
                 row: rows.is_valid(at).then(|| rows.value(at)),

@@ -285,7 +285,7 @@ impl SourceDigests {
     /// file is not there; none if it would have to be read.
     ///
     /// # Errors
-    /// If the file cannot be looked at, or is no file.
+    /// If the file cannot be looked at, or is not a file.
     pub fn known(&self, path: &Path) -> Result<Option<Digest>, StoreError> {
         let Some(state) = look(path)? else {
             return Self::of_absent(path).map(Some);
@@ -296,7 +296,7 @@ impl SourceDigests {
     /// The digest of a file's bytes, read if need be; [`SourceDigests::absent`] if it is not there.
     ///
     /// # Errors
-    /// If the file cannot be read, is no file (a folder, a pipe), or changes while it is read.
+    /// If the file cannot be read, is not a file (a folder, a pipe), or changes while it is read.
     pub fn digest(&self, path: &Path) -> Result<Digest, StoreError> {
         match self.digest_if_there(path, name_of(path), || read_digest(path))? {
             Some(digest) => Ok(digest),

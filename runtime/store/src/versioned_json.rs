@@ -115,7 +115,7 @@ pub(super) fn write_sealed_json(file: &mut dyn Write, object: &impl Serialize) -
     file.write_all(&[CHECKSUM, digits.as_bytes(), b"\"}\n"].concat())
 }
 
-/// The text of an object, which may have white space, with its checksum. None if it is no object.
+/// The text of an object, which may have white space, with its checksum. None if it is not an object.
 pub fn sealed(object: &str) -> Option<String> {
     let covered = object.trim_end().strip_suffix('}')?;
     let digits = short_digest(&blake3::hash(covered.as_bytes()));

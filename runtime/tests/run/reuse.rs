@@ -165,7 +165,7 @@ fn what_runs_lies_between_run_and_if_changed() {
     let plan = place.plan(&[]);
     place.run(&[]);
     let mut worked = place.worked();
-    // Groups of a decision that were read, which is no stage.
+    // Groups of a decision that were read, which is not a stage.
     worked.remove("whole");
     for (stage, partitions) in worked {
         let planned = plan

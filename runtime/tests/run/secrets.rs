@@ -232,7 +232,7 @@ fn where_a_secret_would_be_shown_it_is_refused() {
         assert!(error.contains(said), "{error}");
         assert!(!error.contains("=short") && !error.contains("hunter22"), "{error}");
     }
-    // What is no secret, and is not like one, is shown.
+    // What is not a secret, and is not like one, is shown.
     for set in ["usr=ben", "site.url=x", "max_tokens=9", "user.name=ben"] {
         let error = refusal(&place, &[set.to_string()], None);
         assert!(error.contains(&format!("--set {set}: ")), "{set}: {error}");

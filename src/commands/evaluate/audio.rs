@@ -16,7 +16,7 @@ pub fn recordings(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, Pat
         return Err(Failure::usage(format!("{} is not UTF-8", folder.display()), help));
     };
     if !folder.is_dir() {
-        return Err(Failure::usage(format!("{name} is no folder"), help));
+        return Err(Failure::usage(format!("{name} is not a folder"), help));
     }
     let found = listing::recordings(&[name.to_owned()]).map_err(|error| Failure::usage(error.to_string(), help))?;
     let mut recordings: BTreeMap<String, PathBuf> = BTreeMap::new();

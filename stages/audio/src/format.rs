@@ -86,13 +86,13 @@ pub fn recognise(bytes: &[u8]) -> Result<Format, &'static str> {
     if bytes.starts_with(b"RF64") || bytes.starts_with(b"BW64") {
         return match bytes.get(8..12) {
             Some(b"WAVE") => Ok(Format::Rf64),
-            _ => Err("a 64-bit RIFF file that is no WAV"),
+            _ => Err("a 64-bit RIFF file that is not WAV"),
         };
     }
     if bytes.starts_with(b"FORM") {
         return match bytes.get(8..12) {
             Some(b"AIFF" | b"AIFC") => Ok(Format::Aiff),
-            _ => Err("an IFF file that is no AIFF"),
+            _ => Err("an IFF file that is not AIFF"),
         };
     }
     if bytes.starts_with(b"caff") {
@@ -362,7 +362,7 @@ mod tests {
             (&[0xff, 0xf1, 0x10, 0x80], Err("AAC of another profile than LC")),
             (&[0xff, 0xf1, 0x7c, 0x80], Err("no known audio format")),
             (b"RF64\xff\xff\xff\xffWAVEds64", Ok(Format::Rf64)),
-            (b"BW64\xff\xff\xff\xffAVI ", Err("a 64-bit RIFF file that is no WAV")),
+            (b"BW64\xff\xff\xff\xffAVI ", Err("a 64-bit RIFF file that is not WAV")),
             (&[0xff, 0xff, 0xff, 0xff], Err("no known audio format")),
             (&[0xff, 0xfd, 0x90, 0], Err("MPEG audio of layer I or II")),
             (&tagged(b"fLaC"), Err("no known audio format")),
@@ -383,7 +383,7 @@ mod tests {
             (b"\0\0\0\x08wide\0\0\0\0mdat", Ok(Format::M4a)),
             (b"FORM\0\0\0\x2eAIFFCOMM", Ok(Format::Aiff)),
             (b"FORM\0\0\0\x2eAIFCFVER", Ok(Format::Aiff)),
-            (b"FORM\0\0\0\x2eILBM", Err("an IFF file that is no AIFF")),
+            (b"FORM\0\0\0\x2eILBM", Err("an IFF file that is not AIFF")),
             (b"caff\0\x01\0\0desc", Ok(Format::Caf)),
             (b"\x1a\x45\xdf\xa3\x9f\x42\x86", Ok(Format::Mkv)),
         ] {

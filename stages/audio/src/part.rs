@@ -72,7 +72,7 @@ impl Mixing {
 /// its header and to the decoded length.
 ///
 /// # Errors
-/// If the file cannot be read, the recording is no audio or damaged where it is decoded, or the row reaches past its end.
+/// If the file cannot be read, the recording is not audio or damaged where it is decoded, or the row reaches past its end.
 pub fn decode_row(
     path: &Path,
     range: Option<(u64, u64)>,

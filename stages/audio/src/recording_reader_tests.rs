@@ -827,7 +827,7 @@ fn what_cannot_be_opened_says_why() {
         Err(error) => error,
     };
     assert!(matches!(
-        why(b"a text that is no recording"),
+        why(b"a text that is not a recording"),
         AudioError::Unsupported(_)
     ));
     assert!(matches!(why(b""), AudioError::Unsupported(_)));

@@ -78,7 +78,7 @@ pub struct RecordingSamples {
     pub note: Option<String>,
 }
 
-/// Opens a recording. One that does not exist, is empty, is no audio, or is longer than `max_seconds` by its header is
+/// Opens a recording. One that does not exist, is empty, is not audio, or is longer than `max_seconds` by its header is
 /// a [`Refusal`].
 ///
 /// # Errors
@@ -100,7 +100,7 @@ pub fn open_range(
     track: Option<u32>,
 ) -> Result<Result<RecordingReader, Refusal>, AudioError> {
     let refused = |reason, detail: String| Ok(Err(Refusal::new(reason, path, detail)));
-    // The length of a file; none of what is no file.
+    // The length of a file; none of what is not a file.
     let file = crate::embedded::file_of(path);
     let length = match flow_storage::is_url(file) {
         true => flow_kind::open_input_file(file)
@@ -109,7 +109,7 @@ pub fn open_range(
         false => file.metadata().map(|found| found.is_file().then_some(found.len())),
     };
     match length {
-        Ok(None) => return refused("missing_file", " is no file".into()),
+        Ok(None) => return refused("missing_file", " is not a file".into()),
         Ok(Some(0)) => return refused("empty_file", " has 0 bytes".into()),
         Ok(Some(_)) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -135,7 +135,7 @@ impl<R: Read + Seek> Walk<'_, R> {
         ];
         if let Some((_, format, program)) = packed.iter().find(|(mark, ..)| first[..length].starts_with(mark)) {
             let why = format!(
-                "it is no tar but compressed by {format}; unpack it with {program}, as recordings are read in place"
+                "it is not a tar but compressed by {format}; unpack it with {program}, as recordings are read in place"
             );
             return Err(cut(why));
         }
@@ -354,7 +354,7 @@ impl PaxRecords {
             let length: usize = std::str::from_utf8(&rest[..space])
                 .ok()
                 .and_then(|digits| digits.parse().ok())
-                .ok_or("the length of a record is no number")?;
+                .ok_or("the length of a record is not a number")?;
             if length <= space + 1 || length > rest.len() || rest[length - 1] != b'\n' {
                 return Err("a record does not end where it says");
             }
@@ -376,7 +376,7 @@ impl PaxRecords {
             b"size" => {
                 let parse = |value| std::str::from_utf8(value).ok().and_then(|digits| digits.parse().ok());
                 self.size = if given {
-                    Some(parse(value).ok_or("size is no number")?)
+                    Some(parse(value).ok_or("size is not a number")?)
                 } else {
                     None
                 };

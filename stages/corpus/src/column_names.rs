@@ -51,7 +51,7 @@ pub fn renamed(columns: &[String]) -> Result<Vec<(&str, &str)>, String> {
         };
         let Some(names) = names_like(ours) else {
             return Err(format!(
-                "{ours:?} is no column that is read: one of {}",
+                "{ours:?} is not a column that is read: one of {}",
                 NAMES.concat().join(", ")
             ));
         };

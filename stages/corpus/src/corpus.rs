@@ -41,7 +41,7 @@ pub trait Corpus: Send + Sync {
         true
     }
 
-    /// Gives each row of a part, in order, and what is no row with its reason.
+    /// Gives each row of a part, in order, and what is not a row with its reason.
     ///
     /// # Errors
     /// When a file cannot be read, and those of `take`.

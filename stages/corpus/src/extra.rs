@@ -25,7 +25,7 @@ const OF_COLUMNS: [&str; 10] = [
 /// Keys and values of a JSON object, without those that rows have columns for.
 ///
 /// # Errors
-/// Where `text` is no JSON object.
+/// Where `text` is not a JSON object.
 pub fn members(text: &str) -> Result<BTreeMap<String, &str>, serde_json::Error> {
     let mut members = all_members(text)?;
     members.retain(|key, _| !OF_COLUMNS.contains(&key.as_str()));

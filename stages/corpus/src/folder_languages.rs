@@ -63,12 +63,12 @@ impl FolderLanguages {
         let quoted = |name: &String| format!("`{name}`");
         match &self.other {
             Some(other) if self.folders.is_empty() => Some(format!(
-                "folders are not taken for languages, since `{other}` is no language code"
+                "folders are not taken for languages, since `{other}` is not a language code"
             )),
             Some(other) => {
                 let first = self.folders.first().map(quoted).unwrap_or_default();
                 Some(format!(
-                    "folders are not taken for languages, since `{other}` is no language code, though {first} might be one"
+                    "folders are not taken for languages, since `{other}` is not a language code, though {first} might be one"
                 ))
             }
             None if self.folders.is_empty() => None,

@@ -398,7 +398,7 @@ pub fn row_of<'t>(
 ) -> Result<ManifestRow, Refusal> {
     let (fields, read) = match json_line::parse(line) {
         Ok((Value::Object(fields), read)) => (fields, read),
-        Ok(_) => return Err(refuse("bad_json", format!("line {number} is no JSON object"))),
+        Ok(_) => return Err(refuse("bad_json", format!("line {number} is not a JSON object"))),
         Err(error) => return Err(bad_json(&error, number)),
     };
     let fields = Fields::new(line, &read, fields, &rules.names);

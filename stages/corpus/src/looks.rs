@@ -29,7 +29,7 @@ pub fn version_of(path: &Path) -> io::Result<FileVersion> {
     }
 }
 
-/// That of a path that leads to a file; none of what is no file of this machine or cannot be looked at, and of what is no URL.
+/// That of a path that leads to a file; none of what is not a file of this machine or cannot be looked at, and of what is not a URL.
 ///
 /// # Errors
 /// When storage does not say whether an object is there: it must not be taken for missing.

@@ -115,7 +115,7 @@ impl ManifestRow {
             };
             return Err(refuse(
                 "bad_language",
-                format!("{shown:?} in {field} is no language code such as `hi` or `en-US`"),
+                format!("{shown:?} in {field} is not a language code such as `hi` or `en-US`"),
             ));
         }
         Ok(())

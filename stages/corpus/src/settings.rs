@@ -33,7 +33,7 @@ use crate::row_rules::{Regions, RowRules};
 ///   one for the file, id and duration may be missing as there; dictionaries and other widths of text and numbers are read as text and float64, whole
 ///   numbers where a text is wanted as their text). A
 ///   shard is a partition, `<lang>/<shard_id>` as the tar's folders are named; so the rows keep the order of the file. An
-///   `extra` that is no JSON object is kept as the text of the key `extra`.
+///   `extra` that is not a JSON object is kept as the text of the key `extra`.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
 ///   `target_lang`, `source_lang` or `locale`) and optionally times (below), `segment_id`, `shard_id`,
 ///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the
@@ -214,7 +214,7 @@ impl ReadSettings {
         }
         Err(StageError::setting(
             "lang",
-            format!("{:?} is no language code such as `hi` or `en-US`", self.lang),
+            format!("{:?} is not a language code such as `hi` or `en-US`", self.lang),
         ))
     }
 

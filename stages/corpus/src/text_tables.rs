@@ -452,7 +452,7 @@ impl Columns {
                 None => Ok(None),
                 Some(text) => match self.number(text.trim()) {
                     Some(seconds) => Ok(Some(seconds)),
-                    None => Err(refuse("bad_type", format!("{name} {text:?} is no number"))),
+                    None => Err(refuse("bad_type", format!("{name} {text:?} is not a number"))),
                 },
             }
         })

@@ -64,7 +64,7 @@ fn of_table(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, Manife
         let batch = batch?;
         let column = |place: usize| -> Result<StringArray, ManifestError> {
             let name = fields[place].name();
-            let no_text = || wrong(path, format!("column `{name}` is no text"));
+            let no_text = || wrong(path, format!("column `{name}` is not text"));
             let texts = cast(batch.column_by_name(name).ok_or_else(no_text)?, &DataType::Utf8)?;
             texts.as_string_opt::<i32>().cloned().ok_or_else(no_text)
         };
@@ -106,7 +106,7 @@ fn of_lines(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, Manife
         if object.trim_ascii().is_empty() {
             continue;
         }
-        let no_object = |why: String| wrong(path, format!("line {number} is no JSON object: {why}"));
+        let no_object = |why: String| wrong(path, format!("line {number} is not a JSON object: {why}"));
         let object = std::str::from_utf8(object).map_err(|error| no_object(error.to_string()))?;
         let values = match json_line::parse(object) {
             Ok((Value::Object(values), _)) => values,
@@ -203,7 +203,7 @@ mod tests {
             texts(&path)
                 .unwrap_err()
                 .to_string()
-                .contains("line 2 is no JSON object")
+                .contains("line 2 is not a JSON object")
         );
         std::fs::write(place.path().join("b.parquet"), b"PAR1").unwrap();
         assert!(texts(&place.path().join("b.parquet")).is_err());

@@ -25,7 +25,7 @@ const LARGEST_LIST: u64 = 1 << 30;
 pub fn transcript(path: &Path) -> Result<String, Refusal> {
     let missing = |error: std::io::Error| refuse("missing_text", format!("{}: {error}", path.display()));
     if !fs::metadata(path).map_err(missing)?.is_file() {
-        return Err(refuse("missing_text", format!("{} is no file", path.display())));
+        return Err(refuse("missing_text", format!("{} is not a file", path.display())));
     }
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(missing)?;

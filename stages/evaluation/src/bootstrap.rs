@@ -156,7 +156,7 @@ impl Resampling {
     }
 }
 
-/// The middle 95 % of values. None where there is none, or one is no number.
+/// The middle 95 % of values. None where there is none, or one is not a number.
 fn interval(mut values: Vec<f64>) -> Option<(f64, f64)> {
     if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
         return None;

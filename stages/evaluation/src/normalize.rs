@@ -27,7 +27,7 @@ pub enum Normalization {
     None,
     /// Whisper's `BasicTextNormalizer`, for every language: lower case, bracketed text removed, NFKC, and a space for each
     /// character of the categories M, S and P (marks, symbols, punctuation). M includes the vowel signs and viramas of
-    /// the Indic scripts: their words are split into single letters, so that the rate is no word error rate any more.
+    /// the Indic scripts: their words are split into single letters, so that the rate is not a word error rate any more.
     /// Published figures are often computed this way; compare with those only. English has no special rules: those are
     /// `whisper_english`.
     WhisperBasic,

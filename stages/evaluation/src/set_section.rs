@@ -40,7 +40,7 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
                     Normalization::ByLanguage => { " Beside them normalised by language" (options(normalizer)) ": English as Whisper has it, Indic languages as Vistaar has it, others in lower case without punctuation." }
                     Normalization::WhisperBasic => {
                         " Beside them after Whisper's basic normaliser" (options(normalizer)) ": lower case, NFKC, bracketed text removed, a space for each mark, symbol and punctuation mark. "
-                        "Vowel signs and viramas of Indic scripts are marks to it: it cuts their words into letters, so that for these languages the figure is no word error rate. Compare it with figures made in the same way only."
+                        "Vowel signs and viramas of Indic scripts are marks to it: it cuts their words into letters, so that for these languages the figure is not a word error rate. Compare it with figures made in the same way only."
                     }
                     Normalization::KeepMarks => {
                         " Beside them after normalisation" (options(normalizer)) ": lower case, NFKC, bracketed text removed, a space for each symbol and punctuation mark; marks (vowel signs) stay."

@@ -85,7 +85,7 @@ pub fn read_seglst(json: &Value) -> Result<BTreeMap<String, Vec<Utterance>>> {
             value
                 .as_str()
                 .map(str::to_owned)
-                .ok_or_else(|| wrong(format!("`{key}` is no text")))
+                .ok_or_else(|| wrong(format!("`{key}` is not text")))
         };
         let number = |key: &str| {
             let value = entry.get(key).ok_or_else(|| wrong(format!("`{key}` is missing")))?;

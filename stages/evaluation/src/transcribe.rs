@@ -294,7 +294,7 @@ pub fn scores(utterances: &[Utterance], outcomes: &[Outcome]) -> (Scores, u64) {
 }
 
 /// The reference as NeMo scores it: encoded and decoded by the tokenizer, so that a difference of spaces or
-/// Unicode form that the model cannot express is no error. A text with characters that the tokenizer does
+/// Unicode form that the model cannot express is not an error. A text with characters that the tokenizer does
 /// not know stays as it is, so that these do count as errors.
 pub fn scored_reference(text: &str, tokenizer: Option<&Tokenizer>) -> String {
     let Some(tokenizer) = tokenizer else {

@@ -68,7 +68,7 @@ pub struct SpeakerWords {
 }
 
 impl SpeakerWords {
-    /// Words are separated by white space after normalisation. A language tag before a text is no word.
+    /// Words are separated by white space after normalisation. A language tag before a text is not a word.
     pub fn new(utterances: &[Utterance], normalizer: &Normalizer) -> Self {
         let mut speakers: Vec<String> = utterances.iter().map(|u| u.turn.speaker.clone()).collect();
         speakers.sort_unstable();

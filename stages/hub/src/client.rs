@@ -274,7 +274,7 @@ impl HttpClient {
             return Ok(format!("{}{to}", origin(address)));
         }
         Err(RequestError::new(
-            format!("{address} leads to `{to}`, which is no address"),
+            format!("{address} leads to `{to}`, which is not an address"),
             "check HF_ENDPOINT",
         ))
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// Why a model could not be fetched from the hub.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// A text that begins with `hf://` is no valid reference.
+    /// A text that begins with `hf://` is not a valid reference.
     #[error("{message}")]
     Reference { message: String },
     /// The hub or the cache did not deliver a file; `help` says what to do.

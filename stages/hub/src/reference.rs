@@ -51,7 +51,7 @@ impl HubReference {
     /// Parses the reference to a model, `hf://OWNER/NAME[@REVISION][/FILE]`; none for a text that does not begin with `hf://`.
     ///
     /// # Errors
-    /// Where the rest is no valid reference, or a name could lead outside the cache.
+    /// Where the rest is not a valid reference, or a name could lead outside the cache.
     pub fn parse(text: &str) -> Option<Result<Self, HubError>> {
         let rest = text.strip_prefix("hf://")?;
         if text.starts_with(DATASETS) {
@@ -71,7 +71,7 @@ impl HubReference {
     pub fn target(text: &str) -> Result<Self, HubError> {
         let wrong = || HubError::Reference {
             message: format!(
-                "`{text}` is no repository of the hub; write hf://datasets/OWNER/NAME, or hf://OWNER/NAME for a model"
+                "`{text}` is not a repository of the hub; write hf://datasets/OWNER/NAME, or hf://OWNER/NAME for a model"
             ),
         };
         if let Some(dataset) = DatasetReference::parse(text) {
@@ -156,7 +156,7 @@ impl DatasetReference {
     /// Parses `hf://datasets/OWNER/NAME[@REVISION][/CONFIG][:SPLIT]`; none for a text that does not begin with `hf://datasets/`.
     ///
     /// # Errors
-    /// Where the rest is no valid reference, or a name could lead outside the cache.
+    /// Where the rest is not a valid reference, or a name could lead outside the cache.
     pub fn parse(text: &str) -> Option<Result<Self, HubError>> {
         let rest = text.strip_prefix(DATASETS)?;
         Some(Self::read(rest).ok_or_else(|| HubError::Reference {

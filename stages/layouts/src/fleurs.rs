@@ -84,7 +84,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         let samples: u64 = fields[5]
             .trim()
             .parse()
-            .map_err(|_| refuse("bad_type", format!("{:?} is no number of samples", fields[5])))?;
+            .map_err(|_| refuse("bad_type", format!("{:?} is not a number of samples", fields[5])))?;
         let split = tables[file].1;
         let (text, other) = if as_written {
             (fields[2], fields[3])

@@ -31,7 +31,7 @@ pub fn remembering_folders<T>(detect: impl FnOnce() -> T) -> T {
     found
 }
 
-/// What is in a folder, to find out a layout; of what is no folder, or cannot be read, nothing.
+/// What is in a folder, to find out a layout; of what is not a folder, or cannot be read, nothing.
 pub fn entries_of(folder: &Path) -> Rc<Entries> {
     let known = KEPT.with_borrow(|kept| kept.as_ref()?.get(folder).map(Rc::clone));
     known.unwrap_or_else(|| {

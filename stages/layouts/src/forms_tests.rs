@@ -751,8 +751,9 @@ fn what_is_no_language_is_a_reject_that_names_it() {
         let output = run(settings(&folder.path().join(manifest)));
         assert_eq!(column(&output, "lang"), ["hi", "en"]);
         assert_eq!(reasons(&output), ["bad_language"; 2]);
-        let expected =
-            format!("\"auto_detect\" in {field} is no language code such as `hi` or `en-US` ({manifest}, line {line})");
+        let expected = format!(
+            "\"auto_detect\" in {field} is not a language code such as `hi` or `en-US` ({manifest}, line {line})"
+        );
         assert_eq!(details(&output)[0], expected);
         assert!(details(&output)[1].contains("\"speaker one\""));
     }
@@ -764,5 +765,5 @@ fn what_is_no_language_is_a_reject_that_names_it() {
         details(&tagged)
     );
     let message = failure(with_lang(&folder.path().join("m.jsonl"), "English, US"));
-    assert!(message.contains("is no language code"), "{message}");
+    assert!(message.contains("is not a language code"), "{message}");
 }

@@ -122,7 +122,7 @@ impl File {
             (None, Some(path)) if !is_url(path) && path.contains("://") => {
                 return Err(refuse(
                     "unsupported_source",
-                    format!("{path:?} has no bytes and is no file; fetch it first"),
+                    format!("{path:?} has no bytes and is not a file; fetch it first"),
                 ));
             }
             (None, Some(path)) => self.places.of_path(path),

@@ -267,7 +267,7 @@ fn times(fields: &str) -> Result<(String, f64, Option<f64>), Refusal> {
     }
     let seconds = |field: &str| match field.parse::<f64>() {
         Ok(seconds) if seconds.is_finite() => Ok(seconds),
-        _ => Err(refuse("bad_type", format!("{field:?} in segments is no time"))),
+        _ => Err(refuse("bad_type", format!("{field:?} in segments is not a time"))),
     };
     let (from, to) = (seconds(start)?, seconds(end)?);
     let duration = match to {

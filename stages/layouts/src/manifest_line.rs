@@ -15,7 +15,7 @@ use crate::opening::open;
 /// None where the stage reads another file.
 ///
 /// # Errors
-/// Where the file cannot be read, has no row at that line, or is no manifest of lines.
+/// Where the file cannot be read, has no row at that line, or is not a manifest of lines.
 pub fn line_of(settings: &ReadSettings, file: &Path, number: u64) -> Result<Option<ManifestLine>, StageError> {
     let wrong = |why: String| ManifestError::manifest(file, why);
     let file = file.canonicalize().map_err(|error| ManifestError::io(file, error))?;

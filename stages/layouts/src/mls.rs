@@ -66,7 +66,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         let (Some(speaker), Some(book), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
             return Err(refuse(
                 "bad_line",
-                format!("{id:?} is no id of the form speaker_book_number"),
+                format!("{id:?} is not an id of the form speaker_book_number"),
             ));
         };
         if flow_corpus::names::unsafe_name(id) {

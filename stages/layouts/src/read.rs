@@ -63,7 +63,7 @@ impl Kind for Read {
 
     fn sources(settings: &ReadSettings) -> Vec<(&'static str, PathBuf)> {
         let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
-        // What the hub has is no file that must exist here.
+        // What the hub has is not a file that must exist here.
         let of_hub = settings.manifest.starts_with("hf://");
         let given = patterns
             .into_iter()

@@ -484,7 +484,7 @@ fn each_form_of_a_manifest_sees_its_recordings_change() {
         let touched = extras(&settings);
         fs::rename(at(file), at("away")).unwrap();
         let others = match file {
-            // A folder without recordings is no manifest, and one whose tar is gone cannot be read.
+            // A folder without recordings is not a manifest, and one whose tar is gone cannot be read.
             "folder/a.flac" | "t.tar" => vec![before.clone(), touched],
             _ => {
                 let gone = extras(&settings);

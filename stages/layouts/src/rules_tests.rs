@@ -90,7 +90,7 @@ fn broken_lines_are_named_by_their_number() {
     let output = run(unseen);
     assert_eq!(reasons(&output), ["bad_json"; 5]);
     let details = details(&output);
-    assert_eq!(details[1], "line 5 is no JSON object");
+    assert_eq!(details[1], "line 5 is not a JSON object");
     for (detail, number) in [(0, 3), (2, 8_192), (3, 8_193), (4, 8_299)] {
         let place = format!(" at line {number} column ");
         assert!(details[detail].contains(&place), "{}: {place}", details[detail]);
@@ -128,7 +128,7 @@ fn negative_offsets_are_refused() {
     }
 }
 
-/// A column `extra` of somebody else's, which is no JSON object, is not lost.
+/// A column `extra` of somebody else's, which is not a JSON object, is not lost.
 #[test]
 fn a_foreign_column_extra_is_kept() {
     let folder = tempfile::tempdir().unwrap();

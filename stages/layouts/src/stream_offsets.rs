@@ -79,7 +79,7 @@ impl ArrowFile {
         if opened.file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC {
             opened.first = AFTER_MAGIC;
         }
-        let no_schema = || ManifestError::manifest(path, "it is no Arrow file: it does not begin with a schema");
+        let no_schema = || ManifestError::manifest(path, "it is not an Arrow file: it does not begin with a schema");
         let message = opened.message(opened.first).map_err(|error| match opened.first {
             0 => error,
             _ => ManifestError::manifest(
@@ -120,7 +120,10 @@ impl ArrowFile {
             return Ok(None);
         }
         if size > LARGEST_METADATA || size > self.length - at.min(self.length) {
-            return Err(ManifestError::manifest(&self.path, "it is no Arrow file, or damaged"));
+            return Err(ManifestError::manifest(
+                &self.path,
+                "it is not an Arrow file, or damaged",
+            ));
         }
         let mut metadata = vec![0; usize::try_from(size).unwrap_or(0)];
         read(&mut metadata, at)?;

@@ -193,13 +193,16 @@ impl Table {
 fn times(vad: &str, start: &str, end: &str) -> Result<(f64, f64), Refusal> {
     let invalid = |why: String| refuse("duration_invalid", why);
     let (start, end) = if vad.is_empty() {
-        let number = |text: &str| text.parse::<f64>().map_err(|_| invalid(format!("{text:?} is no time")));
+        let number = |text: &str| {
+            text.parse::<f64>()
+                .map_err(|_| invalid(format!("{text:?} is not a time")))
+        };
         (number(start)?, number(end)?)
     } else {
         // Python writes pairs as tuples or as lists.
         let list = vad.replace('(', "[").replace(')', "]");
         let pieces: Vec<[f64; 2]> =
-            serde_json::from_str(&list).map_err(|_| invalid(format!("vad is no list of pairs: {vad:.80}")))?;
+            serde_json::from_str(&list).map_err(|_| invalid(format!("vad is not a list of pairs: {vad:.80}")))?;
         let starts = pieces.iter().map(|[start, _]| *start);
         let ends = pieces.iter().map(|[_, end]| *end);
         (

@@ -149,7 +149,7 @@ impl WebDataset {
             (Some(member), _) => String::from_utf8(read(member, "bad_text")?)
                 .map_err(|_| refuse("bad_text", format!("{}: it is not UTF-8", member.name)))?,
             (None, Some(Value::String(text))) => text.clone(),
-            (None, Some(_)) => return Err(refuse("bad_json", "its text is no text")),
+            (None, Some(_)) => return Err(refuse("bad_json", "its text is not text")),
             (None, None) => {
                 let keys = self.keys.text.join(", ");
                 return Err(refuse("missing_text", format!("no .txt, and no {keys} in a .json")));

@@ -128,7 +128,7 @@ impl Corpus for Yodas2 {
             Ok(videos) => videos,
             Err(error) => {
                 let name = shard.text.display().to_string();
-                let refusal = refuse("bad_json", format!("{name} is no list of videos: {error}"));
+                let refusal = refuse("bad_json", format!("{name} is not a list of videos: {error}"));
                 return take(None, Err(refusal), &|| line_values(&name));
             }
         };

@@ -67,7 +67,7 @@ impl Languages {
     }
 
     /// # Errors
-    /// When the file cannot be read or is no language table.
+    /// When the file cannot be read or is not a language table.
     pub fn from_file(path: &Path) -> Result<Languages, ManifestError> {
         let text = open_input_file(path).and_then(io::read_to_string);
         let text = text.map_err(|e| ManifestError::io(path, e))?;
@@ -75,7 +75,7 @@ impl Languages {
     }
 
     /// # Errors
-    /// When the text is no language table; the message says where.
+    /// When the text is not a language table; the message says where.
     pub fn parse(text: &str) -> Result<Languages, ManifestError> {
         let fault = |message: String| Err(ManifestError::Languages(message));
         let file: File = yaml::from_text(text).map_err(ManifestError::Languages)?;
@@ -91,7 +91,7 @@ impl Languages {
             for range in &script.ranges {
                 let Some((first, last)) = code_points(range) else {
                     return fault(format!(
-                        "script {}: {range:?} is no range of code points such as \"0900-0963\"",
+                        "script {}: {range:?} is not a range of code points such as \"0900-0963\"",
                         script.name
                     ));
                 };
@@ -267,7 +267,7 @@ mod tests {
         for (table, expected) in [
             (
                 "aliases: {}\nscripts: [{name: A, ranges: [\"41-\"], languages: [en]}]",
-                "is no range",
+                "is not a range",
             ),
             (
                 "aliases: {}\nscripts: [{name: A, ranges: [\"41-5A\", \"50-60\"], languages: [en]}]",

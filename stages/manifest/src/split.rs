@@ -219,7 +219,7 @@ impl Kind for Split {
         if !(0.0..=100.0).contains(&settings.val_percent) {
             return Err(StageError::setting(
                 "val_percent",
-                format!("{} is no share from 0 to 100 percent", settings.val_percent),
+                format!("{} is not a share from 0 to 100 percent", settings.val_percent),
             ));
         }
         let input = inputs.required("rows")?;

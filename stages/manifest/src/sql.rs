@@ -452,7 +452,7 @@ impl Rule {
     ) -> Result<Rule, StageError> {
         let snake_case = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if rule.reason.is_empty() || !rule.reason.chars().all(snake_case) {
-            let message = format!("{:?} is no name in snake case, such as quality_too_low", rule.reason);
+            let message = format!("{:?} is not a name in snake case, such as quality_too_low", rule.reason);
             return Err(StageError::setting(format!("rejects[{number}].reason"), message));
         }
         let when_path = format!("rejects[{number}].when");
@@ -524,7 +524,7 @@ fn refuse(rules: &[Rule], batch: RecordBatch, out: &mut Out) -> Result<RecordBat
     for (place, rule) in rules.iter().enumerate() {
         let refused = match rule.refused(&batch) {
             Ok(refused) => refused,
-            // The error may come from a row that an earlier rule rejects (a text that is no number, for example): the
+            // The error may come from a row that an earlier rule rejects (a text that is not a number, for example): the
             // rules from here on see only the remaining rows.
             Err(_) if left.count_set_bits() < batch.num_rows() => {
                 let rest = filter_record_batch(&batch, &BooleanArray::from(left))?;

@@ -118,7 +118,7 @@ fn json_lines_have_the_columns_of_the_first_or_those_declared() {
                 2,
                 "bad_value: column `b`: \"1.5\" is not a whole number of 64 bits".to_string()
             ),
-            (3, "bad_line: it is no JSON object".to_string()),
+            (3, "bad_line: it is not a JSON object".to_string()),
         ]
     );
     let output = run("a.json", text, "columns: {b: float64, g: int64}").unwrap();
@@ -290,7 +290,7 @@ fn files_that_are_no_tables_are_named() {
         ("a.csv", "a,b,a\n1,2,3\n", "", "two columns are called `a`"),
         ("a.csv", "\"a\n", "", "its heading: a quote is not closed"),
         ("a.csv", "_row,b\n1,2\n", "", "cannot be called `_row`"),
-        ("a.jsonl", "\n[1]\n", "", "its first line is no JSON object"),
+        ("a.jsonl", "\n[1]\n", "", "its first line is not a JSON object"),
         ("a.jsonl", "\n", "", "it has no rows"),
         ("a.xlsx", "", "", "does not say what it is"),
         ("a.csv", "a\n", "columns: {_row: int64}", "cannot be called `_row`"),

@@ -299,7 +299,7 @@ impl SplitWriter<'_> {
                     if durations.is_null(row) || !(duration.is_finite() && duration >= 0.0) {
                         let id = columns::text(&batch, "segment_id")?.value(row);
                         return Err(StageError::failed(format!(
-                            "{partition}: the duration of {id:?} is no number of seconds"
+                            "{partition}: the duration of {id:?} is not a number of seconds"
                         )));
                     }
                     if rows > 0 && seconds + duration > self.limits.file_seconds {

@@ -43,7 +43,7 @@ struct Line<'r> {
 /// Gives where the lines of runs of partitions lie, and `to`. `path` is what errors name.
 ///
 /// # Errors
-/// When a duration or an offset is no number, a row does not say where its recording is, or the file cannot be written.
+/// When a duration or an offset is not a number, a row does not say where its recording is, or the file cannot be written.
 pub(crate) fn write_lines<W: Write>(
     artifact: &Artifact,
     extracted: &Extracted<'_>,
@@ -191,7 +191,7 @@ impl Lines<'_> {
                     Ok(others) => others.unwrap_or_default(),
                     Err(error) => {
                         let id = ids.value(row);
-                        let message = format!("{partition}: `{EXTRA}` of {id} is no JSON object: {error}");
+                        let message = format!("{partition}: `{EXTRA}` of {id} is not a JSON object: {error}");
                         return Err(StageError::failed(message));
                     }
                 };
@@ -253,7 +253,7 @@ fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
         data_type if data_type.is_numeric() => {
             let number: serde_json::Number = text
                 .parse()
-                .map_err(|_| failed(format!("{text} is no number that JSON has")))?;
+                .map_err(|_| failed(format!("{text} is not a number that JSON has")))?;
             Ok(number.to_string())
         }
         _ => serde_json::to_string(text).map_err(StageError::failed),

@@ -50,7 +50,7 @@ fn lines(file: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Three rows of one recording, one of another; what is no recording is not opened for its length.
+/// Three rows of one recording, one of another; what is not a recording is not opened for its length.
 fn manifest(folder: &Path) -> std::path::PathBuf {
     fs::create_dir_all(folder.join("clips")).unwrap();
     for name in ["clips/a.wav", "clips/b.wav"] {

@@ -64,7 +64,7 @@ impl Parity {
 
     fn compare(&mut self, at: impl FnOnce() -> String, error: f64, allowed: f64) {
         self.compared += 1;
-        // What is no number is as wrong as can be.
+        // What is not a number is as wrong as can be.
         let share = if error.is_finite() {
             error / allowed
         } else {

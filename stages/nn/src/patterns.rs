@@ -21,7 +21,7 @@ impl NamePattern {
             return Err(Error::Input("an empty pattern matches no name".into()));
         }
         // Alone too, so that no parenthesis of it closes the one around it.
-        let wrong = |error: regex::Error| Error::Input(format!("`{text}` is no regular expression: {error}"));
+        let wrong = |error: regex::Error| Error::Input(format!("`{text}` is not a regular expression: {error}"));
         Regex::new(text).map_err(wrong)?;
         let regex = Regex::new(&format!(r"\A(?:.*\.)?(?:{text})\z")).map_err(wrong)?;
         Ok(NamePattern {

@@ -56,7 +56,7 @@ impl FromStr for StageSize {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let wrong = || format!("`{text}` is no number of rows; write 100k, 1M, 500000 or all");
+        let wrong = || format!("`{text}` is not a number of rows; write 100k, 1M, 500000 or all");
         if text == "all" {
             return Ok(StageSize::All);
         }

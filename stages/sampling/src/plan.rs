@@ -95,7 +95,7 @@ impl Packing {
         if !(self.max_batch_seconds.is_finite() && self.max_batch_seconds > 0.0) {
             return Err((
                 "max_batch_seconds",
-                format!("{} is no positive number of seconds", self.max_batch_seconds),
+                format!("{} is not a positive number of seconds", self.max_batch_seconds),
             ));
         }
         if !self.boundaries.iter().all(|edge| edge.is_finite()) || !self.boundaries.is_sorted() {

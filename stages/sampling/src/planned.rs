@@ -193,7 +193,7 @@ mod tests {
         let server = flow_storage_testing::TestServer::start(folder.path()).unwrap();
         let newest = |text: &str| {
             let Ok(Location::Object(url)) = Location::parse(text) else {
-                panic!("{text} is no URL")
+                panic!("{text} is not a URL")
             };
             let found = newest_object(&server.storage(), &url).unwrap();
             found.map(|(restart, record)| (restart, record.step))

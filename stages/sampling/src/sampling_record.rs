@@ -41,7 +41,7 @@ impl SamplingRecord {
     /// The record in a schema; none in that of micro-batches that were made by something else.
     ///
     /// # Errors
-    /// When the metadata is no valid record.
+    /// When the metadata is not a valid record.
     pub fn of(schema: &Schema) -> Result<Option<SamplingRecord>, serde_json::Error> {
         let text = schema.metadata().get(KEY);
         text.map(|text| serde_json::from_str(text)).transpose()

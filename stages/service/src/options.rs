@@ -126,7 +126,7 @@ impl Options {
             PHRASES => self.decoding.phrases.push(text.trim().to_owned()),
             BOOST_WEIGHT => {
                 let number = text.trim().parse::<f64>().ok();
-                let number = number.ok_or_else(|| wrong(format!("`{}` is no number", shown(text))))?;
+                let number = number.ok_or_else(|| wrong(format!("`{}` is not a number", shown(text))))?;
                 self.decoding.boost_weight = Some(number);
             }
             NUMBERS => self.decoding.numbers = Some(one_of(text, &["keep", "digits", "words"]).map_err(wrong)?),
@@ -178,7 +178,7 @@ impl Options {
             Value::Array(values) if field.ends_with("[]") => {
                 for value in values {
                     let Value::String(text) = value else {
-                        return Err(WrongOption::value(field, "it is no list of texts"));
+                        return Err(WrongOption::value(field, "it is not a list of texts"));
                     };
                     set(text)?;
                 }
@@ -246,7 +246,7 @@ fn one_of<T: DeserializeOwned>(text: &str, names: &[&str]) -> Result<T, String> 
 fn count(text: &str) -> Result<usize, String> {
     let number = text.trim().parse::<usize>().ok();
     let number = number.filter(|number| (1..=MAX_SPEAKERS).contains(number));
-    number.ok_or_else(|| format!("`{}` is no whole number from 1 to {MAX_SPEAKERS}", shown(text)))
+    number.ok_or_else(|| format!("`{}` is not a whole number from 1 to {MAX_SPEAKERS}", shown(text)))
 }
 
 fn at_most_known(count: usize) -> Result<(), String> {

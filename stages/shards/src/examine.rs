@@ -48,7 +48,7 @@ pub struct ExaminedShard {
 
 /// Decodes every recording of a tar that is of one of `formats` once, on the threads of `pool`. The tar is read from its
 /// beginning to the last recording, and returned with its digest state, so that it is read only once; none where there
-/// is no tar. `stop` is asked before each recording; once true, the rest is left out and `None` given. `open` opens the tar, and may
+/// is not a tar. `stop` is asked before each recording; once true, the rest is left out and `None` given. `open` opens the tar, and may
 /// give up with an error once `stop` is true.
 pub fn tar_of(
     path: &Path,
@@ -61,7 +61,7 @@ pub fn tar_of(
     if !is_url(path) {
         match std::fs::metadata(path) {
             Ok(metadata) if !metadata.is_file() => {
-                return Ok(Some((missing("what has the name of the tar is no file"), None)));
+                return Ok(Some((missing("what has the name of the tar is not a file"), None)));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Some((missing("no tar"), None))),
             _ => {}

@@ -43,7 +43,7 @@ use sample::{Row, Sample};
 /// trimmed white space; clean and tag it in `sql`. `EN` and `en-US` are the language `en`.
 ///
 /// Rejects, of class `fault`: `unsafe_name`, `missing_audio`, `several_recordings`, `missing_text`, `bad_text` (not
-/// UTF-8, or longer than 1 MiB), `bad_json` (no object, or a field that is no text), `missing_lang`, `empty_text`,
+/// UTF-8, or longer than 1 MiB), `bad_json` (no object, or a field that is not text), `missing_lang`, `empty_text`,
 /// and the verdicts of `audio.probe`. A truncated tar is a reject, too (`tar_truncated`), and so is one that does not
 /// exist (`missing_tar`: a dangling link) or cannot be read (`unreadable_file`; the next run tries again).
 ///

@@ -192,7 +192,7 @@ fn settings_and_damaged_tars() {
         ("b.flac", &tone("tone.ogg")),
     ]);
     put(temp.path(), "cut.tar", &whole[..whole.len() - 4096]);
-    put(temp.path(), "none.tar", b"this is no tar at all");
+    put(temp.path(), "none.tar", b"this is not a tar at all");
     put(temp.path(), ".hidden.tar", &whole);
     put(temp.path(), "lost+found/more.tar", &whole);
     put(temp.path(), "other.txt", b"");

@@ -57,10 +57,10 @@ impl ToneDetector {
     /// Takes samples of 16 kHz.
     ///
     /// # Errors
-    /// If one is no finite number.
+    /// If one is not a finite number.
     pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
         if samples.iter().any(|sample| !sample.is_finite()) {
-            return Err(Error::Input("a sample is no finite number".into()));
+            return Err(Error::Input("a sample is not a finite number".into()));
         }
         self.samples += samples.len();
         self.pending.extend_from_slice(samples);

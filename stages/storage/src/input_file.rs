@@ -129,7 +129,7 @@ impl InputFile {
     }
 }
 
-/// Whether a path or URL names a file that is there. What is no URL that can be used names none.
+/// Whether a path or URL names a file that is there. What is not a URL that can be used names none.
 ///
 /// # Errors
 /// When storage does not say whether an object is there: it must not be taken for missing.

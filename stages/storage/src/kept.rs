@@ -143,7 +143,7 @@ impl Storage {
     /// nothing is removed from it.
     ///
     /// # Errors
-    /// When no variable of the environment names a folder for copies, or `FLOW_STORAGE_CACHE_BYTES` is no number.
+    /// When no variable of the environment names a folder for copies, or `FLOW_STORAGE_CACHE_BYTES` is not a number.
     pub fn working_folder(&self, url: &ObjectUrl) -> Result<PathBuf, StorageError> {
         Ok(self.kept()?.path.join("work").join(self.folder_of_prefix(url)))
     }

@@ -64,7 +64,7 @@ fn within<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     content.find(&format!("</{name}>")).map(|end| &content[..end])
 }
 
-/// What is no reference to a letter stays as it is.
+/// What is not a reference to a letter stays as it is.
 fn unescaped(text: &str) -> Cow<'_, str> {
     quick_xml::escape::unescape(text).unwrap_or(Cow::Borrowed(text))
 }

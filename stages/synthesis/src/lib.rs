@@ -152,7 +152,7 @@ impl Source for Synthesizer {
 
     fn read(&mut self, partition: &Partition, out: &mut Out) -> Result<(), StageError> {
         let known = self.known()?;
-        let unknown = || StageError::failed(format!("`{partition}` is no shard of these settings"));
+        let unknown = || StageError::failed(format!("`{partition}` is not a shard of these settings"));
         let shard = known.shards.get(partition.as_str()).ok_or_else(unknown)?;
         let language = known.languages.get(&shard.lang).ok_or_else(unknown)?;
         let [train, val] = self.settings.variants_of_sides();
@@ -327,7 +327,7 @@ impl Synthesizer {
         Ok((clips, refused))
     }
 
-    /// Writes the files of a shard, `metadata.parquet` last: without it the folder is no valid shard.
+    /// Writes the files of a shard, `metadata.parquet` last: without it the folder is not a valid shard.
     fn write(&self, shard: &PlannedShard, clips: &[Clip], out: &mut Out) -> Result<(), StageError> {
         let names: Vec<String> = clips.iter().map(Clip::member).collect();
         let members = names

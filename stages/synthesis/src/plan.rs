@@ -22,7 +22,7 @@ pub fn shards(settings: &SynthesizeSettings) -> Result<BTreeMap<String, PlannedS
         for (side, share) in [(Side::Train, 1.0 - held_out), (Side::Val, held_out)] {
             let seconds = hours * share * 3_600.0;
             let whole = f64::from(settings.clips_per_shard) * CLIP_SECONDS;
-            // A millisecond that rounding left over is no shard.
+            // A millisecond that rounding left over is not a shard.
             let count = ((seconds - 1e-3) / whole).ceil().max(0.0);
             if count > MOST_SHARDS {
                 let message = format!("{hours} hours of `{lang}` make more than {MOST_SHARDS} shards");

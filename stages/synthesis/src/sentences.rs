@@ -127,7 +127,7 @@ impl Language {
                 .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         {
             return Err(format!(
-                "voice: {:?} is no name of a voice such as `hi` or `en-us`",
+                "voice: {:?} is not a name of a voice such as `hi` or `en-us`",
                 file.voice
             ));
         }
@@ -172,7 +172,9 @@ impl Language {
             }
             let [fewest, most] = sequence.length;
             if fewest == 0 || fewest > most || most > 100 {
-                return Err(format!("{at}.length: [{fewest}, {most}] is no range of 1 to 100 words"));
+                return Err(format!(
+                    "{at}.length: [{fewest}, {most}] is not a range of 1 to 100 words"
+                ));
             }
             if !(sequence.share > 0.0 && sequence.share <= 1.0) {
                 return Err(format!("{at}.share: {} is not above 0 and up to 1", sequence.share));

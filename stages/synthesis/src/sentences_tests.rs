@@ -268,7 +268,7 @@ fn mistakes_are_named_with_their_place() {
         ),
         (
             "voice: \"hi; rm\"\nwords: {}\n".into(),
-            "voice: \"hi; rm\" is no name of a voice",
+            "voice: \"hi; rm\" is not a name of a voice",
         ),
         ("voice: hi\nwords: {}\n".into(), "templates: there are none"),
         ("voice: hi\nwords: {a: [b\n".into(), "line"),

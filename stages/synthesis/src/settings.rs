@@ -374,14 +374,14 @@ impl SynthesizeSettings {
         one("held_out.hours", self.held_out.hours, 0.0, 90.0)?;
         for (path, names) in [("variants", &self.variants), ("held_out.voices", &self.held_out.voices)] {
             for (number, name) in names.iter().enumerate() {
-                // Anything else, such as `-f/etc/passwd`, is no name.
+                // Anything else, such as `-f/etc/passwd`, is not a name.
                 let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
                 if !first
                     || !name
                         .bytes()
                         .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
                 {
-                    let message = format!("{name:?} is no name of a variant such as `f2`");
+                    let message = format!("{name:?} is not a name of a variant such as `f2`");
                     return Err(StageError::setting(format!("{path}[{number}]"), message));
                 }
             }

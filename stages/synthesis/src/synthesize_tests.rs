@@ -32,7 +32,7 @@ case "$(cat)" in
     *fail*) echo "no such phoneme" >&2; exit 3;;
     *silence*) exec cat "$here/silence.wav";;
     *empty*) exit;;
-    *noise*) echo "this is no recording"; exit;;
+    *noise*) echo "this is not a recording"; exit;;
     *) exec cat "$here/speech.wav";;
 esac
 "#;

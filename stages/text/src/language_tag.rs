@@ -56,7 +56,7 @@ pub fn next_tag(text: &str) -> Option<(&str, &str, &str)> {
     None
 }
 
-/// The one name of a language, as rows have it by default: `EN` and `en-US` are `en`. What is no code stays.
+/// The one name of a language, as rows have it by default: `EN` and `en-US` are `en`. What is not a code stays.
 pub fn usual_language(code: &str) -> String {
     match language_and_region(code) {
         Some((language, _)) => language.to_ascii_lowercase(),

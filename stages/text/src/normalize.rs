@@ -73,7 +73,7 @@ impl Default for TextRules {
 
 impl TextRules {
     /// # Errors
-    /// When the pattern of the tags is no regular expression.
+    /// When the pattern of the tags is not a regular expression.
     pub fn new(settings: &TextSettings) -> Result<Self, regex::Error> {
         let tags = if settings.tags == DEFAULT_TAGS {
             None

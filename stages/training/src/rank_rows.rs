@@ -487,7 +487,7 @@ mod tests {
         };
         let (ten, eleven) = (("s10", Some(-8.0)), ("s11", Some(11.0 / 10.0 - 9.0)));
         assert_eq!(chosen("{most: 3, by: [alignment]}"), expected(&[ten, eleven]));
-        // A NaN is no score.
+        // A NaN is not a score.
         let (three, seven) = (("s03", None), ("s07", None));
         assert_eq!(chosen("{most: 2}"), expected(&[three, seven]));
         assert_eq!(

@@ -201,7 +201,7 @@ pub fn read_row_losses(path: &Path) -> Result<RowLossReader, TrainingError> {
         .iter()
         .map(|field| (field.name(), field.data_type()));
     if !is_ours.eq(schema().fields().iter().map(|field| (field.name(), field.data_type()))) {
-        return Err(failed(&"it is no file of losses"));
+        return Err(failed(&"it is not a file of losses"));
     }
     let batches = builder.with_batch_size(BATCH).build().map_err(|error| failed(&error))?;
     Ok(RowLossReader {

@@ -83,7 +83,7 @@ impl Calibration {
         })
     }
 
-    /// The probability of a word with this confidence; what is no number stays so.
+    /// The probability of a word with this confidence; what is not a number stays so.
     pub fn probability(&self, confidence: f64) -> f64 {
         let next = self.points.partition_point(|(at, _)| *at <= confidence);
         match (

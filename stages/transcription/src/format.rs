@@ -31,7 +31,7 @@ pub enum Format {
     Ctm,
     /// A line of a manifest as NeMo writes it.
     Jsonl,
-    /// The same as a table of one row. The only format that is no text.
+    /// The same as a table of one row. The only format that is not text.
     Parquet,
 }
 

@@ -160,7 +160,7 @@ fn digest(tokenizer: &Tokenizer) -> String {
 /// Codes of languages in a list apart by commas; `auto` and nothing are none.
 ///
 /// # Errors
-/// What is no code of a language.
+/// What is not a code of a language.
 pub fn parse_languages(text: &str) -> std::result::Result<Vec<String>, String> {
     let mut languages: Vec<String> = Vec::new();
     for code in text
@@ -170,7 +170,9 @@ pub fn parse_languages(text: &str) -> std::result::Result<Vec<String>, String> {
     {
         if !is_language(code) {
             let shown: String = code.chars().filter(|c| !c.is_control()).take(40).collect();
-            return Err(format!("`{shown}` is no code of a language, such as `fr` or `pt-BR`"));
+            return Err(format!(
+                "`{shown}` is not a code of a language, such as `fr` or `pt-BR`"
+            ));
         }
         if !languages.iter().any(|known| known == code) {
             languages.push(code.to_owned());

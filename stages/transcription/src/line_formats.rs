@@ -103,7 +103,7 @@ struct TimedText<'a> {
 /// several recordings are a manifest. For the row of a manifest it is that row, with all of its keys, and `pred_text`, `word`
 /// and `segment`; times are from the beginning of the row's part of its recording.
 ///
-/// An error if a time is no number.
+/// An error if a time is not a number.
 pub fn jsonl(transcript: &Transcript) -> Result<String> {
     let timed = |start: f64, end: f64| TimedText {
         word: None,

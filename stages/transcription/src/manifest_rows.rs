@@ -208,7 +208,7 @@ fn lines(path: &Path) -> io::Result<Vec<Line>> {
             Ok(text) if text.trim().is_empty() => continue,
             Ok(text) => match json_line::parse_with_words(text) {
                 Ok(Value::Object(values)) => Ok(without_nan(values, text)),
-                Ok(_) => Err(refuse("bad_json", "it is no JSON object")),
+                Ok(_) => Err(refuse("bad_json", "it is not a JSON object")),
                 Err(error) => Err(refuse("bad_json", error.to_string())),
             },
         };
@@ -440,7 +440,7 @@ impl Maker<'_> {
                 return Err(refuse("missing_field", why));
             }
         };
-        // An `id` of another type is no name, as for `manifest.read`: UUIDs of a database, objects.
+        // An `id` of another type is not a name, as for `manifest.read`: UUIDs of a database, objects.
         let id = values.get("id").filter(|id| id.is_string() || id.is_number());
         let id = match values.get("segment_id").or(id) {
             Some(Value::String(id)) if !id.is_empty() => id.clone(),
@@ -452,7 +452,8 @@ impl Maker<'_> {
             Some(_) => return Err(refuse("bad_type", "segment_id is neither text nor a number")),
         };
         let name = safe_components(&id, "").filter(|parts| parts.iter().all(|part| part.len() <= LONGEST_NAME));
-        let name = name.ok_or_else(|| refuse("unsafe_name", format!("{} is no name for a transcript", shown(&id))))?;
+        let name =
+            name.ok_or_else(|| refuse("unsafe_name", format!("{} is not a name for a transcript", shown(&id))))?;
         let name = name.join("/");
         if !self.seen.insert(name.clone()) {
             return Err(refuse(
@@ -567,7 +568,7 @@ fn text(values: &Map<String, Value>, key: &str) -> Result<Option<String>, Refusa
     match values.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(refuse("bad_type", format!("{key} is no text"))),
+        Some(_) => Err(refuse("bad_type", format!("{key} is not text"))),
     }
 }
 
@@ -652,7 +653,7 @@ fn seconds(values: &Map<String, Value>, key: &str, reason: &'static str, least: 
         Some(_) => None,
     };
     match number {
-        None => Err(refuse("bad_type", format!("{key} is no number"))),
+        None => Err(refuse("bad_type", format!("{key} is not a number"))),
         Some(number) if number.is_finite() && number >= least => Ok(Some(number)),
         Some(number) => Err(refuse(reason, format!("{key} is {number} s"))),
     }

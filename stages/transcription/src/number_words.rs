@@ -137,7 +137,7 @@ impl<'de> Deserialize<'de> for Forms {
                     let divisor = divisor.map(|divisor: Option<u64>| divisor.ok_or(()));
                     let (Some(base), Ok(divisor)) = (base, divisor.transpose()) else {
                         let why = format!(
-                            "`{}` is no number, and no number with its divisor (`1100/100`)",
+                            "`{}` is not a number, and no number with its divisor (`1100/100`)",
                             shown()
                         );
                         return Err(A::Error::custom(why));
@@ -172,7 +172,7 @@ impl NumberWords {
     /// Reads a table.
     ///
     /// # Errors
-    /// If the file cannot be read, is no table, or its rules contradict each other: with its path.
+    /// If the file cannot be read, is not a table, or its rules contradict each other: with its path.
     pub fn read(path: &Path) -> Result<Self, String> {
         use std::io::Read;
         let shown = path.display();
@@ -192,7 +192,7 @@ impl NumberWords {
         let wrong = |error: serde_yaml::Error| error.to_string().chars().take(LONGEST).collect::<String>();
         let file: File = serde_yaml::from_str(text).map_err(wrong)?;
         if !is_language(&file.language) {
-            return Err("`language` is no code of a language, such as `fr`".to_owned());
+            return Err("`language` is not a code of a language, such as `fr`".to_owned());
         }
         let forms = [&file.cardinals, &file.combining, &file.also].into_iter();
         let forms: usize = forms.flat_map(|forms| &forms.0).map(|entry| entry.2.len()).sum();
@@ -270,7 +270,7 @@ impl NumberWords {
                 plain.is_empty() || plain.len() > LONGEST || text.trim().contains(char::is_whitespace)
             });
             match { wrong }.next() {
-                Some((text, _)) => Err(format!("`{section}`: `{}` is no word", shown(text))),
+                Some((text, _)) => Err(format!("`{section}`: `{}` is not a word", shown(text))),
                 None => Ok(plain),
             }
         };

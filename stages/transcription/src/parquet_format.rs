@@ -27,7 +27,7 @@ struct Timed<'a> {
 /// texts. For the row of a manifest there is `segment_id`, too. The files of several recordings have one schema, and so are a table together.
 ///
 /// # Errors
-/// If a time is no number.
+/// If a time is not a number.
 pub fn parquet(transcript: &Transcript) -> Result<Vec<u8>> {
     let words: Vec<Timed> = transcript
         .segments

@@ -322,7 +322,7 @@ impl Recognizer {
     /// depend on the other rows: on CPUs with AVX2.)
     ///
     /// # Errors
-    /// If a sample is no number, a setting is out of its range, or the model fails.
+    /// If a sample is not a number, a setting is out of its range, or the model fails.
     pub fn transcribe(
         &self,
         samples: &[f32],
@@ -435,7 +435,7 @@ impl Recognizer {
     /// their words are more confident: models that were trained on sentences of one language fail on two.
     ///
     /// # Errors
-    /// If a sample is no number, or the model fails.
+    /// If a sample is not a number, or the model fails.
     pub fn decode(&self, signals: &[&[f32]]) -> Result<Vec<Heard>> {
         self.decode_again_where((signals, &[]), &|_| true, &self.model.decoding)
     }
@@ -632,7 +632,7 @@ pub struct Heard {
 /// Joins the results of the windows of a recording. `phrases`: those that were boosted.
 ///
 /// # Errors
-/// If there are not as many as windows, if the windows are not in order within the recording, or if a time is no number.
+/// If there are not as many as windows, if the windows are not in order within the recording, or if a time is not a number.
 pub fn recognized(
     windows: &SpeechWindows,
     heard: Vec<Heard>,
@@ -683,7 +683,7 @@ impl FirstPass<'_> {
     /// Takes the next samples (mono, 16 kHz, in [-1, 1]).
     ///
     /// # Errors
-    /// If a sample is no number.
+    /// If a sample is not a number.
     pub fn feed(&mut self, samples: &[f32]) -> Result<()> {
         self.activity.feed(samples)?;
         match &mut self.kept {

@@ -257,7 +257,7 @@ impl StreamedRecording {
     }
 
     /// Reads the recording as [`Samples::pass`] does, and returns its extent, as far as `take` accepted samples. One
-    /// that does not exist, is no audio, or is longer than `max_seconds` is a [`Refusal`], and so is a damaged one that
+    /// that does not exist, is not audio, or is longer than `max_seconds` is a [`Refusal`], and so is a damaged one that
     /// `on_damage` does not accept.
     ///
     /// # Errors

@@ -53,7 +53,7 @@ impl Tables {
     /// With those of files.
     ///
     /// # Errors
-    /// If a file is no table, or two are of one language: with its path.
+    /// If a file is not a table, or two are of one language: with its path.
     pub fn with_files<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<Self, String> {
         let mut own: Vec<Arc<NumberWords>> = Vec::new();
         for file in files {
@@ -73,7 +73,7 @@ impl Tables {
     /// With that of a file, which is to be of this language.
     ///
     /// # Errors
-    /// If it is no table, or of another language: with its path.
+    /// If it is not a table, or of another language: with its path.
     pub fn with_file_for(file: &Path, language: &str) -> Result<Self, String> {
         let table = NumberWords::read(file)?;
         match table.is_of(language) {

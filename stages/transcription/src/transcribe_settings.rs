@@ -38,7 +38,7 @@ pub const MAX_DURATION: f64 = 43_200.0;
 /// other modes; of these, `full` decodes the file of such a recording four times and keeps rows for all frames up to
 /// `full_attention`. Words get the times at which they were spoken and a confidence (NeMo's default: Tsallis entropy,
 /// the minimum over a word's tokens), and are grouped into segments. Tags such as `<|hi|>` are removed from the text
-/// and listed as languages. Silence gives a transcript without segments, which is no error.
+/// and listed as languages. Silence gives a transcript without segments, which is not an error.
 ///
 /// Port `segments`, one row per segment: `_row, start, end, text, confidence, words`; times are seconds from the beginning of
 /// the recording, `words` is a list of `word, start, end, confidence`. Port `recordings`, one row per partition: `_row,

@@ -60,7 +60,7 @@ fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     write("talks/a.flac", &hindi("rec_hi_0001_000.flac"));
     write("silence.wav", &wav(16_000, &[0; 32_000]));
     write("empty.wav", b"");
-    write("text.wav", b"this is no audio");
+    write("text.wav", b"this is not audio");
     let mut settings = settings(place.path());
     settings
         .input
@@ -295,7 +295,7 @@ fn rows_of_a_manifest_get_what_their_parts_get_alone() {
     );
     let output = run(manifest("binary.parquet"));
     assert_eq!(output.reasons("binary/line 1"), [(None, "bad_type")]);
-    // An id of 16 bytes, as databases write UUIDs, is no name.
+    // An id of 16 bytes, as databases write UUIDs, is not a name.
     let file: ArrayRef = Arc::new(StringArray::from(vec!["talks/long.wav"]));
     let batch = RecordBatch::try_from_iter([("audio_path", file), ("id", paths)]);
     write_rows("uuid.parquet", &batch.unwrap());
@@ -328,7 +328,7 @@ fn recordings_that_are_transcribed_together_give_what_they_give_alone() {
     let whole = wav(16_000, &[0; 80_000]);
     write("1_cut.wav", &whole[..44 + 64_000]);
     write("1_empty.wav", b"");
-    write("1_text.wav", b"this is no audio");
+    write("1_text.wav", b"this is not audio");
     // Longer than what is decoded with others.
     write("3.wav", &wav(16_000, &vec![0; 61 * 16_000]));
     write("4.flac", &hindi(talks[0]));
@@ -495,7 +495,7 @@ fn numbers_and_fillers_are_in_the_style_that_is_asked_for() {
     };
     let error = refused("language: en\ncardinals: {0: zero}\n");
     assert!(error.contains("is a table of `en`, not of `hi`"), "{error}");
-    // What is no table is not quoted whole.
+    // What is not a table is not quoted whole.
     let error = refused(&"no table ".repeat(1000));
     assert!(error.contains("table.yaml") && error.len() < 500, "{error}");
     for languages in [&["fr"][..], &[], &["en", "de"]] {

@@ -177,7 +177,7 @@ impl Transcript {
 
     /// The JSON, on one line that ends in a line break. Numbers are written to six decimals: times to the microsecond.
     ///
-    /// An error if a time is no number, is negative, is over 31 years, or if something ends before it starts.
+    /// An error if a time is not a number, is negative, is over 31 years, or if something ends before it starts.
     pub fn to_json(&self) -> Result<String> {
         self.check()?;
         let document = Document {

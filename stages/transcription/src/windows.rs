@@ -14,7 +14,7 @@ use crate::{Result, TranscriptionError};
 /// [`speech`](flow_speakers::speech::speech) gives them) that is in its second half; where there is none, in the middle
 /// of the frame that is least likely to hold speech.
 ///
-/// An error if `max_window` has fewer than four samples or is no number.
+/// An error if `max_window` has fewer than four samples or is not a number.
 pub fn windows(frames: &SpeechFrames, turns: &[Range<u64>], max_window: f64) -> Result<Vec<Range<u64>>> {
     let longest = longest_window(frames, max_window)?;
     let pauses = pauses(turns, frames.samples());
@@ -136,7 +136,7 @@ fn longest_pause(pauses: &[Range<u64>], range: &Range<u64>) -> Option<u64> {
 /// duration of a last token may) ends with it, and no word starts before the previous one.
 ///
 /// An error if there are not as many lists of words as windows, if the windows do not follow each other, or if a time
-/// is no number.
+/// is not a number.
 pub fn join_words(windows: &[Range<u64>], sample_rate: u32, words: Vec<Vec<Word>>) -> Result<Vec<Word>> {
     if words.len() != windows.len() || sample_rate == 0 {
         return Err(TranscriptionError::Input(format!(

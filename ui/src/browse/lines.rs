@@ -65,8 +65,8 @@ impl Lines {
             }
             return match serde_json::from_slice(text) {
                 Ok(Value::Object(values)) => Ok(Some((values, length))),
-                Ok(_) => Err(wrong("it is no JSON object".into())),
-                Err(error) => Err(wrong(format!("it is no JSON: {error}"))),
+                Ok(_) => Err(wrong("it is not a JSON object".into())),
+                Err(error) => Err(wrong(format!("it is not JSON: {error}"))),
             };
         }
     }
@@ -118,7 +118,7 @@ pub fn schema(path: &Path) -> Result<SchemaRef, ManifestError> {
     Ok(Arc::new(Schema::new(fields.collect::<Vec<_>>())))
 }
 
-/// The rows of a file as batches of `schema`. A value that is no number in a column of numbers is null.
+/// The rows of a file as batches of `schema`. A value that is not a number in a column of numbers is null.
 pub fn batches(
     path: &Path,
     schema: SchemaRef,

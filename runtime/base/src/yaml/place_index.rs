@@ -36,7 +36,7 @@ struct Node {
 }
 
 impl PlaceIndex {
-    /// None where the text is no YAML, or has keys that are no scalars, or a key twice in one map.
+    /// None where the text is not YAML, or has keys that are no scalars, or a key twice in one map.
     ///
     /// serde_yaml reports places in errors only. So the document is read with a reader that fails at each key and
     /// scalar; the next one can be read after such an error.

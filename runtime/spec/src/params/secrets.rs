@@ -25,7 +25,7 @@ impl Params {
         self.is_secret(name) || (self.find(name).is_none() && self.resembles_secret(name))
     }
 
-    /// Whether a name that is no parameter's is like that of a secret, is that of a group with one, or says itself that it is
+    /// Whether a name that is not a parameter's is like that of a secret, is that of a group with one, or says itself that it is
     /// a credential.
     fn resembles_secret(&self, name: &str) -> bool {
         let name = name.to_lowercase();
@@ -53,7 +53,7 @@ impl Params {
         }
     }
 
-    /// Notes that a file gives something under a name that is no parameter's.
+    /// Notes that a file gives something under a name that is not a parameter's.
     pub(super) fn may_stand_in_as(&mut self, name: &str, source: &SourceFile) {
         if self.resembles_secret(name) {
             self.files_with_secrets.insert(source.path.clone());

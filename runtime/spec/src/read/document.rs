@@ -14,7 +14,7 @@ use crate::source::{Place, SourceFile};
 use crate::yaml::{self, Mapping, Part, Steps, Value};
 use flow_base::regular_file::{is_open_pipe, open_regular_file};
 
-/// Largest file that is read, in bytes; a larger one is no pipeline.
+/// Largest file that is read, in bytes; a larger one is not a pipeline.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Most bytes of an overlay that comes through a pipe.
@@ -80,7 +80,7 @@ impl Reader<'_> {
                 let (line, column) = error.at.unwrap_or((1, 1));
                 let message = match error.is_doubled_key {
                     true => error.message,
-                    false => format!("this is no YAML: {}", error.message),
+                    false => format!("this is not YAML: {}", error.message),
                 };
                 let mut diagnostic = Diagnostic::new(message).at(Place::at(&source, line, column));
                 if !error.is_doubled_key

@@ -97,7 +97,7 @@ impl Reader<'_> {
         let sql = kind.map_or(&[][..], |kind| kind.sql_settings());
         if let Some((steps, number)) = place_of_not_finite(part("with"), &here.key("with")) {
             let message = format!("stage `{name}`: expected a finite number, found {}", brief(number));
-            let help = "a parameter whose default is no finite number can give one".to_string();
+            let help = "a parameter whose default is not a finite number can give one".to_string();
             self.wrong_with(document.at(&steps, Part::Value), message, Some(help));
         }
         let with = self.settings(document, part("with"), &here.key("with"), scope, sql, &mut taken);

@@ -133,7 +133,7 @@ fn formats_of_the_future_are_refused_by_name() {
     assert!(mistakes("").contains("expected a pipeline"));
     assert!(mistakes("flow: 1\n").contains("this pipeline has no stages"));
     assert!(mistakes("flow: 1\nstages: {a: !x {uses: b}}\n").contains("tags"));
-    assert!(mistakes("flow: 1\nstages:\n\ta: 1\n").contains("p.yaml:3:1: error: this is no YAML"));
+    assert!(mistakes("flow: 1\nstages:\n\ta: 1\n").contains("p.yaml:3:1: error: this is not YAML"));
     let said = mistakes("flow: 1\nstages: {}\nparams: {a: 1, b: '${a}', a: 2}\n");
     assert!(
         said.contains("p.yaml:3:27: error: duplicate key: `a` is given twice") && !said.contains("YAML"),

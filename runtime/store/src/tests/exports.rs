@@ -286,7 +286,7 @@ fn a_set_of_something_else_is_not_replaced() {
     // One that has a file of it is the set as it is made now.
     export(&folder, 2, &["train.parquet", "test.parquet"], Files::default()).unwrap();
 
-    // A file of the name that is no list of a set's files; one of ours that was cut short or edited is rewritten.
+    // A file of the name that is not a list of a set's files; one of ours that was cut short or edited is rewritten.
     let list = folder.join("flow.json");
     std::fs::write(&list, "{\"mine\":1}").unwrap();
     let error = refused(&["train.parquet"]);

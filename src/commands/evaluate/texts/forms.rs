@@ -172,7 +172,7 @@ pub fn words_of_ctm(text: &str) -> Result<BTreeMap<String, Vec<Utterance>>, Stri
         let seconds = |field: &str, what: &str| {
             let seconds = field.parse::<f64>().ok();
             let seconds = seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
-            seconds.ok_or_else(|| format!("line {number}: {what} is {field:?}, which is no number of seconds"))
+            seconds.ok_or_else(|| format!("line {number}: {what} is {field:?}, which is not a number of seconds"))
         };
         let (start, duration) = (seconds(start, "start")?, seconds(duration, "duration")?);
         let utterance = Utterance::new(start, start + duration, channel, word);
@@ -199,8 +199,8 @@ fn json(text: &str, columns: &[&str]) -> Result<Content, String> {
         }
         match json_line::parse(line) {
             Ok((Value::Object(fields), _)) => rows.push(row(&fields, number, columns)),
-            Ok(_) => return Err(format!("line {number} is no JSON object")),
-            Err(error) => return Err(format!("line {number} is no JSON: {error}")),
+            Ok(_) => return Err(format!("line {number} is not a JSON object")),
+            Err(error) => return Err(format!("line {number} is not JSON: {error}")),
         }
     }
     Ok(Content::Manifest(rows))

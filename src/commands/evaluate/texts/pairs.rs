@@ -50,7 +50,7 @@ pub fn paired(reference: Form, hypothesis: Option<Form>) -> Result<Paired, Failu
     let Some(hypothesis) = hypothesis else {
         let Content::Manifest(rows) = reference.content else {
             return Err(wrong(
-                "there is one file, which is no manifest with both texts".into(),
+                "there is one file, which is not a manifest with both texts".into(),
                 "name the hypothesis after the reference, or one manifest with `text` and `pred_text`",
             ));
         };

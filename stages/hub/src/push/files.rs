@@ -75,7 +75,7 @@ pub fn files_below(folder: &Path) -> Result<Vec<NewFile>, HubError> {
                     content: Content::File(path),
                 });
             } else {
-                return Err(refused(&path, "it is no regular file"));
+                return Err(refused(&path, "it is not a regular file"));
             }
             if found.len() > MOST_FILES {
                 return Err(refused(&folder, &format!("it has more than {MOST_FILES} files")));

@@ -213,7 +213,7 @@ fn declared(readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
         return Ok(Vec::new());
     };
     let invalid =
-        |why: String| ManifestError::manifest(root, format!("the header of its README.md is no valid YAML: {why}"));
+        |why: String| ManifestError::manifest(root, format!("the header of its README.md is not valid YAML: {why}"));
     flow_yaml_guard::check(&header).map_err(|error| invalid(error.to_string()))?;
     let header: Value = serde_yaml::from_str(&header).map_err(|error| invalid(error.to_string()))?;
     configs_of(&header).map_err(|why| ManifestError::manifest(root, format!("the header of its README.md: {why}")))
@@ -245,7 +245,7 @@ fn configs_of(header: &Value) -> Result<Vec<Config>, String> {
     };
     let read = |config: &Value| -> Result<Config, String> {
         if !config.is_mapping() {
-            return Err("`configs` has an entry that is no map".into());
+            return Err("`configs` has an entry that is not a map".into());
         }
         let text = |key: &str| config.get(key).map(|value| text(value, key)).transpose();
         let name = text("config_name")?.unwrap_or_else(|| DEFAULT.into());
@@ -279,7 +279,7 @@ fn text(value: &Value, key: &str) -> Result<String, String> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Number(number) => Ok(number.to_string()),
-        _ => Err(format!("`{key}` is no text")),
+        _ => Err(format!("`{key}` is not text")),
     }
 }
 

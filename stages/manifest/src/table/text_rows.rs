@@ -64,7 +64,7 @@ pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Res
         let Ok((Value::Object(object), _)) = json_line::parse(&line) else {
             return Err(wrong(
                 path,
-                "its first line is no JSON object, so its columns cannot be inferred",
+                "its first line is not a JSON object, so its columns cannot be inferred",
             ));
         };
         let mut columns: Columns = object
@@ -217,8 +217,8 @@ fn of_record(places: &[(usize, &str, CellType)], fields: usize, record: &Record<
 fn of_line(columns: &Columns, line: &str) -> Result<Vec<Cell>, Refusal> {
     let object = match json_line::parse(line) {
         Ok((Value::Object(object), _)) => object,
-        Ok(_) => return Err(("bad_line", "it is no JSON object".into())),
-        Err(error) => return Err(("bad_line", format!("it is no JSON: {error}"))),
+        Ok(_) => return Err(("bad_line", "it is not a JSON object".into())),
+        Err(error) => return Err(("bad_line", format!("it is not JSON: {error}"))),
     };
     let cell = |(column, cell): &(String, CellType)| {
         let value = object.get(column).unwrap_or(&Value::Null);

@@ -151,7 +151,7 @@ impl Config {
     fn read(path: &Path) -> Result<Self> {
         let text = read_small(path)?;
         let value: Value =
-            serde_json::from_slice(&text).map_err(|error| broken(path, format!("is no JSON: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| broken(path, format!("is not JSON: {error}")))?;
         let kind = &value["peft_type"];
         if kind != "LORA" {
             return Err(broken(
@@ -441,7 +441,7 @@ impl OpenModel {
             };
             let shape = entry.shape().to_vec();
             if shape.len() < 2 || shape[2..].iter().any(|&size| size != 1) || !entry.dtype().is_float() {
-                let what = "is no linear layer or pointwise convolution";
+                let what = "is not a linear layer or pointwise convolution";
                 return refuse(format!(
                     "tensor `{key_a}` is for `{name}`, which has shape {shape:?} and {what}"
                 ));

@@ -149,7 +149,10 @@ fn what_does_not_fit_is_refused_by_name() {
         (|c| c["r"] = json!(0), "rank"),
         (|c| c["r"] = json!(-1), "invalid value"),
         (|c| c["lora_alpha"] = json!("8"), "invalid type"),
-        (|c| c["rank_pattern"] = json!({"(": 4}), "`(` is no regular expression"),
+        (
+            |c| c["rank_pattern"] = json!({"(": 4}),
+            "`(` is not a regular expression",
+        ),
         (|c| *c = json!([]), "`peft_type` is null"),
     ] {
         let error = refused(config, |_| ());
@@ -194,7 +197,7 @@ fn what_does_not_fit_is_refused_by_name() {
                     *name = name.replace("self_attn.k_proj", "conv.depthwise_conv");
                 }
             },
-            "is no linear layer or pointwise convolution",
+            "is not a linear layer or pointwise convolution",
         ),
         (
             |all| all[0].0 = "base_model.model.decoder.embedding.lora_embedding_A".into(),

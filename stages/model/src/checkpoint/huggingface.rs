@@ -96,7 +96,7 @@ fn renamed(name: &str, direction: impl Fn((&'static str, &'static str)) -> (&'st
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    serde_json::from_slice(&read_small(path)?).map_err(|error| broken(path, format!("is no JSON: {error}")))
+    serde_json::from_slice(&read_small(path)?).map_err(|error| broken(path, format!("is not JSON: {error}")))
 }
 
 /// Opens a folder of one of transformers' Parakeet models.
@@ -154,7 +154,7 @@ fn read_tokenizer(folder: &Path, vocabulary: usize) -> Result<(Option<Vec<u8>>, 
         Ok(bytes) => (Some(bytes), None),
         Err(what) => (
             None,
-            Some(format!("{} {what}: it is no SentencePiece model", path.display())),
+            Some(format!("{} {what}: it is not a SentencePiece model", path.display())),
         ),
     })
 }

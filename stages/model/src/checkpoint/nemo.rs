@@ -34,8 +34,8 @@ pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
         file: open_tar(path).map_err(|error| broken(path, error))?,
     });
     let tar = tar_members(&file.file).map_err(|error| match error.kind() {
-        ErrorKind::UnexpectedEof => broken(path, "is no .nemo archive, or is cut off"),
-        _ => broken(path, format!("is no .nemo archive: {error}")),
+        ErrorKind::UnexpectedEof => broken(path, "is not a .nemo archive, or is cut off"),
+        _ => broken(path, format!("is not a .nemo archive: {error}")),
     })?;
     let small = |name: &str, most: u64| {
         let member = find(&tar, path, name)?;
@@ -58,7 +58,7 @@ pub(super) fn open_nemo(path: &Path) -> Result<OpenModel> {
             .map_err(|what| broken(path, format!("member `{name}` {what}")))
     };
     let config_yaml = String::from_utf8(small(CONFIG_MEMBER, MAX_CONFIG)?)
-        .map_err(|_| broken(path, "has a model_config.yaml that is no UTF-8"))?;
+        .map_err(|_| broken(path, "has a model_config.yaml that is not UTF-8"))?;
     let tokenizer = match tokenizer_member(&config_yaml, &tar).map_err(wrong)? {
         Some(name) => Some(small(&name, MAX_SMALL_FILE)?),
         None => None,

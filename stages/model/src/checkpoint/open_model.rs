@@ -82,7 +82,7 @@ fn only_archive(folder: &Path) -> Result<PathBuf> {
     let why = match archives.as_slice() {
         [one] => return Ok(one.clone()),
         [] => format!(
-            "is no model folder: it has neither {CONFIG_FILE} nor {}, and no .nemo archive",
+            "is not a model folder: it has neither {CONFIG_FILE} nor {}, and no .nemo archive",
             huggingface::CONFIG
         ),
         several => {
@@ -183,7 +183,7 @@ impl OpenModel {
             return open_nemo(&only_archive(path)?);
         }
         if !metadata.is_file() {
-            return Err(broken(path, "is no regular file"));
+            return Err(broken(path, "is not a regular file"));
         }
         let mut magic = Vec::new();
         File::open(path)

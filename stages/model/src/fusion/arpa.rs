@@ -169,7 +169,7 @@ impl<R: BufRead> Lines<R> {
         let number = |text: &str| {
             let value = text.parse::<f64>().ok().filter(|value| value.is_finite());
             let value = value.map(|value| (value * std::f64::consts::LN_10) as f32);
-            value.ok_or_else(|| self.wrong(&format!("`{text}` is no logarithm")))
+            value.ok_or_else(|| self.wrong(&format!("`{text}` is not a logarithm")))
         };
         let mut fields = self.text.split('\t');
         let (Some(weight), Some(words)) = (fields.next(), fields.next()) else {
@@ -209,7 +209,7 @@ impl<R: BufRead> Lines<R> {
         };
         let Some(token) = token else {
             let what = format!(
-                "`{word}` is no token: token i is the character of code {TOKEN_OFFSET} + i, as `flow lm build` and NeMo write it"
+                "`{word}` is not a token: token i is the character of code {TOKEN_OFFSET} + i, as `flow lm build` and NeMo write it"
             );
             return Err(self.wrong(&what));
         };

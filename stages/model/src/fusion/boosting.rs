@@ -90,7 +90,7 @@ pub struct Phrases {
 /// phrases with characters that the tokenizer knows in neither case.
 ///
 /// # Errors
-/// If the file cannot be read, a score is no number, or no phrase is left.
+/// If the file cannot be read, a score is not a number, or no phrase is left.
 pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Phrases> {
     let io = |source| Error::Io {
         path: path.into(),
@@ -120,7 +120,7 @@ pub fn read_phrases(path: &Path, tokenizer: &Tokenizer) -> Result<Phrases> {
 /// Reads phrases as [`read_phrases`] does, from a text. There may be none.
 ///
 /// # Errors
-/// What is wrong with a line: a score is no number, or a phrase has no tokens.
+/// What is wrong with a line: a score is not a number, or a phrase has no tokens.
 pub fn parse_phrases(text: &str, tokenizer: &Tokenizer) -> std::result::Result<Phrases, String> {
     let (mut phrases, mut left_out) = (Vec::new(), Vec::new());
     for (index, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
@@ -135,7 +135,7 @@ pub fn parse_phrases(text: &str, tokenizer: &Tokenizer) -> std::result::Result<P
         let context_score = match score {
             Some(score) => {
                 let number = score.parse::<f64>().ok().filter(|score| score.abs() <= MOST_SCORE);
-                Some(number.ok_or_else(|| at(format!("`{score}` is no score from -{MOST_SCORE} to {MOST_SCORE}")))?)
+                Some(number.ok_or_else(|| at(format!("`{score}` is not a score from -{MOST_SCORE} to {MOST_SCORE}")))?)
             }
             None => None,
         };
@@ -212,7 +212,7 @@ fn add(nodes: &mut Vec<Node>, phrase: &Phrase, rules: &BoostingRules, vocabulary
         .filter(|&score| score != 0.0)
         .unwrap_or(rules.context_score);
     if !context_score.is_finite() {
-        return Err(Error::Input(format!("{context_score} is no score of a phrase")));
+        return Err(Error::Input(format!("{context_score} is not a score of a phrase")));
     }
     let mut node = 0;
     for (place, &token) in phrase.tokens.iter().enumerate() {

@@ -25,7 +25,7 @@ fn open_regular_file(path: &Path) -> std::io::Result<File> {
     if std::fs::metadata(path)?.is_file() {
         return File::open(path);
     }
-    Err(std::io::Error::other("it is no regular file"))
+    Err(std::io::Error::other("it is not a regular file"))
 }
 
 /// Models whose scores are added to those of tokens, each with its weight.
@@ -93,7 +93,7 @@ impl Fusion {
     /// If a value is neither a finite number nor negative infinity, or all are negative infinity.
     pub fn set_prior(&mut self, prior: Vec<f32>) -> Result<()> {
         if prior.iter().any(|score| score.is_nan() || *score == f32::INFINITY) {
-            return Err(Error::Input("a score of a token is no number".into()));
+            return Err(Error::Input("a score of a token is not a number".into()));
         }
         if !prior.is_empty() && prior.iter().all(|score| *score == f32::NEG_INFINITY) {
             return Err(Error::Input("no token may be chosen".into()));

@@ -223,8 +223,8 @@ fn what_is_wrong_in_an_arpa_file_is_told_with_its_line() {
             "ngram 2=3",
             "line 15: 2 2-grams end here, and the header says 3",
         ),
-        ("-0.5\td\t", "x\td\t", "line 9: `x` is no logarithm"),
-        ("-0.5\td\t", "NaN\td\t", "line 9: `NaN` is no logarithm"),
+        ("-0.5\td\t", "x\td\t", "line 9: `x` is not a logarithm"),
+        ("-0.5\td\t", "NaN\td\t", "line 9: `NaN` is not a logarithm"),
         (
             "-0.5\td\t",
             "0.5\td\t",
@@ -237,7 +237,7 @@ fn what_is_wrong_in_an_arpa_file_is_told_with_its_line() {
         ),
         ("-0.75\te", "-0.75\te\t0\t0", "line 10: more than three fields"),
         ("-0.75\te", "-0.75\tz", "line 10: token 22 is not below 3"),
-        ("-0.75\te", "-0.75\twords", "line 10: `words` is no token"),
+        ("-0.75\te", "-0.75\twords", "line 10: `words` is not a token"),
         ("-0.75\te", "-0.75\td", "line 10: this n-gram appears twice"),
         ("<s> e", "<s>", "line 13: 1 tokens in a 2-gram"),
         ("<s> e", "f e", "line 13: the n-gram before the last token is missing"),
@@ -393,7 +393,7 @@ fn phrases_are_read_with_their_scores() {
     assert!(
         read("want\ntrain\tmuch")
             .unwrap_err()
-            .contains("line 2: `much` is no score")
+            .contains("line 2: `much` is not a score")
     );
     let some = read("want\n\u{4e2d}\ntrain").unwrap();
     assert_eq!(

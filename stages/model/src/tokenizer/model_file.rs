@@ -77,7 +77,7 @@ impl<'a> Iterator for Fields<'a> {
         if field.is_none() {
             self.0 = &[];
         }
-        Some(field.ok_or_else(|| "is no SentencePiece model, or is cut off".to_string()))
+        Some(field.ok_or_else(|| "is not a SentencePiece model, or is cut off".to_string()))
     }
 }
 
@@ -177,7 +177,7 @@ fn read_piece(bytes: &[u8]) -> Result<Piece, String> {
     for field in Fields(bytes) {
         match field? {
             (1, Value::Bytes(text)) => {
-                piece.text = std::str::from_utf8(text).map_err(|_| "is no UTF-8")?.to_string();
+                piece.text = std::str::from_utf8(text).map_err(|_| "is not UTF-8")?.to_string();
             }
             (2, Value::Fixed(bits)) => piece.score = f32::from_bits(bits),
             (3, Value::Number(kind)) => {

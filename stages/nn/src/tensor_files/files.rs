@@ -14,7 +14,7 @@ pub fn read_small(path: &Path) -> Result<Vec<u8>> {
 
 /// Reads a configuration in YAML.
 pub fn read_config(path: &Path) -> Result<String> {
-    String::from_utf8(read_at_most(path, MAX_CONFIG)?).map_err(|_| broken(path, "is no UTF-8"))
+    String::from_utf8(read_at_most(path, MAX_CONFIG)?).map_err(|_| broken(path, "is not UTF-8"))
 }
 
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>> {
@@ -131,7 +131,7 @@ pub fn write_folder(
             if !is_ours(&name) {
                 return Err(broken(
                     folder,
-                    format!("holds `{name}`, which is no file of a model: such a folder is not replaced"),
+                    format!("holds `{name}`, which is not a file of a model: such a folder is not replaced"),
                 ));
             }
         }

@@ -40,7 +40,7 @@ pub fn read_npz(path: &Path, arrays: &[(&str, &[usize])]) -> Result<Vec<Vec<f64>
 
 /// The values of an array of this shape.
 fn values(bytes: &[u8], shape: &[usize]) -> std::result::Result<Vec<f64>, String> {
-    let damaged = "is no array of NumPy, or is cut off";
+    let damaged = "is not an array of NumPy, or is cut off";
     let rest = bytes.strip_prefix(MAGIC).ok_or(damaged)?;
     let (header, data) = match rest {
         [1, _, a, b, rest @ ..] => rest.split_at_checked(usize::from(u16::from_le_bytes([*a, *b]))),

@@ -481,7 +481,7 @@ impl<'a> Pickle<'a> {
 const DAMAGED: &str = "has a damaged data.pkl";
 
 fn utf8(bytes: &[u8]) -> Result<&str, String> {
-    std::str::from_utf8(bytes).map_err(|_| "has a name that is no UTF-8".into())
+    std::str::from_utf8(bytes).map_err(|_| "has a name that is not UTF-8".into())
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ fn a_tensor_is_of_a_storage_of_torch() {
         let why = tensors(&dictionary("n", &tensor(3, "0", class))).unwrap_err();
         assert!(why.contains("not a plain tensor"), "{class}: {why}");
     }
-    // A name of a class that is no UTF-8.
+    // A name of a class that is not UTF-8.
     let at = good.windows(5).position(|bytes| bytes == b"Float").unwrap();
     let mut bad = good.clone();
     bad[at] = 0xff;

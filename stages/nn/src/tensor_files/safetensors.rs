@@ -38,12 +38,12 @@ pub fn open_safetensors(path: &Path) -> Result<Vec<TensorEntry>> {
     let length = file.metadata().map_err(|error| broken(path, error))?.len();
     let mut size = [0; 8];
     file.read_exact_at(&mut size, 0)
-        .map_err(|_| broken(path, "is no safetensors file: it has no header"))?;
+        .map_err(|_| broken(path, "is not a safetensors file: it has no header"))?;
     let size = u64::from_le_bytes(size);
     if size > MAX_SMALL_FILE || size + 8 > length {
         return Err(broken(
             path,
-            format!("is no safetensors file, or is cut off: a header of {size} bytes in {length}"),
+            format!("is not a safetensors file, or is cut off: a header of {size} bytes in {length}"),
         ));
     }
     let mut header = vec![0; size as usize];
@@ -89,8 +89,8 @@ pub fn open_tensor_files(folder: &Path, name: &str) -> Result<Vec<TensorEntry>> 
     if whole.exists() || !index.exists() {
         return open_safetensors(&whole);
     }
-    let parsed: serde_json::Value =
-        serde_json::from_slice(&read_small(&index)?).map_err(|error| broken(&index, format!("is no JSON: {error}")))?;
+    let parsed: serde_json::Value = serde_json::from_slice(&read_small(&index)?)
+        .map_err(|error| broken(&index, format!("is not JSON: {error}")))?;
     let map = parsed["weight_map"]
         .as_object()
         .ok_or_else(|| broken(&index, "has no `weight_map`"))?;
@@ -102,7 +102,7 @@ pub fn open_tensor_files(folder: &Path, name: &str) -> Result<Vec<TensorEntry>> 
             .ok_or_else(|| {
                 broken(
                     &index,
-                    format!("names for tensor `{tensor}` what is no file of this folder"),
+                    format!("names for tensor `{tensor}` what is not a file of this folder"),
                 )
             })?;
         wanted.entry(file).or_default().push(tensor);

@@ -113,7 +113,7 @@ fn check_sum(header: &Header) -> io::Result<()> {
     let bytes = header.as_bytes();
     let others = bytes[..148].iter().chain(&bytes[156..]);
     let sum = others.map(|&byte| u32::from(byte)).sum::<u32>() + 8 * u32::from(b' ');
-    // One that is no number holds any bytes.
+    // One that is not a number holds any bytes.
     match header.cksum().is_ok_and(|said| said == sum) {
         true => Ok(()),
         false => Err(io::Error::other("the checksum of a header is wrong")),

@@ -21,12 +21,12 @@ const OLD_TORCH: &[u8; 4] = b"\x80\x02\x8a\x0a";
 /// `.ckpt`), detected by content. No code in it is executed, and no values are read yet.
 ///
 /// # Errors
-/// If the file cannot be read, is damaged, or has an entry in its state dictionary that is no tensor.
+/// If the file cannot be read, is damaged, or has an entry in its state dictionary that is not a tensor.
 pub fn open_tensors(path: &Path) -> Result<Vec<TensorEntry>> {
     let file = File::open(path).map_err(|error| broken(path, error))?;
     let metadata = file.metadata().map_err(|error| broken(path, error))?;
     if !metadata.is_file() {
-        return Err(broken(path, "is no file"));
+        return Err(broken(path, "is not a file"));
     }
     let mut begin = [0; 4];
     // A shorter file is refused as safetensors.

@@ -157,7 +157,7 @@ fn read_directory(region: &Region) -> Result<Vec<u8>, String> {
     let end = (0..(tail.len() + 1).saturating_sub(END_OF_DIRECTORY))
         .rev()
         .find(|&at| u32_at(&tail, at) == Some(0x0605_4b50))
-        .ok_or("is no zip file, or is cut off")?;
+        .ok_or("is not a zip file, or is cut off")?;
     let mut size = u32_at(&tail, end + 12).ok_or(damaged)?;
     let mut offset = u32_at(&tail, end + 16).ok_or(damaged)?;
     if let Some(locator) = end.checked_sub(ZIP64_LOCATOR)

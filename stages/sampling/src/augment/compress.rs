@@ -22,7 +22,7 @@ impl TryFrom<String> for LossyCodec {
             "mp3" | "vorbis" | "gsm" => Err(format!(
                 "flow decodes `{name}`, but does not encode it; `opus` is possible"
             )),
-            other => Err(format!("`{other}` is no codec; `opus` is possible")),
+            other => Err(format!("`{other}` is not a codec; `opus` is possible")),
         }
     }
 }

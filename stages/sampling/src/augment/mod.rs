@@ -335,7 +335,7 @@ impl Step {
         if let Step::Noise(step) = self
             && !step.max_gain_db.is_finite()
         {
-            return Err("`max_gain_db` is no number".into());
+            return Err("`max_gain_db` is not a number".into());
         }
         if let Step::Narrowband(step) = self
             && step.codecs.is_empty()

@@ -583,7 +583,7 @@ fn wrong_settings_and_recordings_are_named() {
         let error = check(&steps(&settings)).unwrap_err();
         assert!(error.contains(part), "{error}");
     }
-    for (codec, part) in [("mp3", "does not encode it"), ("speex", "is no codec")] {
+    for (codec, part) in [("mp3", "does not encode it"), ("speex", "is not a codec")] {
         let settings = serde_json::json!([{"compress": {"codecs": [codec]}}]);
         let error = serde_json::from_value::<Vec<Step>>(settings).unwrap_err().to_string();
         assert!(error.contains(codec) && error.contains(part), "{error}");

@@ -374,7 +374,7 @@ impl Engine {
             });
         }
         if !samples.iter().all(|sample| sample.is_finite()) {
-            let detail = "a sample is no number".to_owned();
+            let detail = "a sample is not a number".to_owned();
             let reason = "decode_error";
             return Err(EngineError::Audio { reason, detail });
         }

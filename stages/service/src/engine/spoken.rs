@@ -112,7 +112,7 @@ impl Engine {
     /// may be unloaded between parts. While the engine drains, turns go on. Requires the timer of a tokio runtime.
     ///
     /// # Errors
-    /// If the model cannot be loaded or is another one, a sample is no number, or `max_queue` parts wait.
+    /// If the model cannot be loaded or is another one, a sample is not a number, or `max_queue` parts wait.
     pub async fn hear(
         &self,
         listener: LiveListener,
@@ -125,7 +125,7 @@ impl Engine {
             digest,
         } = listener;
         if !samples.iter().all(|sample| sample.is_finite()) {
-            let detail = "a sample is no number".to_owned();
+            let detail = "a sample is not a number".to_owned();
             let reason = "decode_error";
             return Err(EngineError::Audio { reason, detail });
         }

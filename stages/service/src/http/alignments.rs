@@ -135,7 +135,7 @@ where
                     let number = text.trim().parse::<f64>().ok();
                     let number = number.filter(|number| (0.0..=1.0).contains(number));
                     let number = number.ok_or_else(|| {
-                        let message = format!("`{}` is no number from 0 to 1", shown(&text));
+                        let message = format!("`{}` is not a number from 0 to 1", shown(&text));
                         ApiError::parameter("delay", "invalid_value", message)
                     })?;
                     once("delay", &mut delay, number)?;

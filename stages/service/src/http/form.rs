@@ -430,7 +430,7 @@ impl Reading {
                     .ok()
                     .filter(|number| (0.0..=1.0).contains(number));
                 let number = number.ok_or_else(|| {
-                    let message = format!("`{}` is no number from 0 to 1", shown(&text));
+                    let message = format!("`{}` is not a number from 0 to 1", shown(&text));
                     ApiError::parameter("temperature", "invalid_value", message)
                 })?;
                 once("temperature", &mut self.temperature, number)?;
@@ -616,8 +616,8 @@ fn chunking_strategy(text: &str) -> Result<bool, ApiError> {
         let message = format!("{why}: `auto`, or {{\"type\": \"server_vad\", ...}}");
         ApiError::parameter("chunking_strategy", "invalid_value", message)
     };
-    let parsed: Value = serde_json::from_str(text).map_err(|error| wrong(&format!("it is no JSON ({error})")))?;
-    let object = parsed.as_object().ok_or_else(|| wrong("it is no object"))?;
+    let parsed: Value = serde_json::from_str(text).map_err(|error| wrong(&format!("it is not JSON ({error})")))?;
+    let object = parsed.as_object().ok_or_else(|| wrong("it is not an object"))?;
     match object.get("type").and_then(Value::as_str) {
         Some("auto") if object.len() == 1 => return Ok(false),
         Some("server_vad") => {}

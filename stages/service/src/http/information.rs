@@ -27,7 +27,7 @@ pub async fn models(State(app): State<App>) -> Result<Json<Value>, ApiError> {
 /// `GET /v1/models/{id}`.
 pub async fn model(State(app): State<App>, id: Result<Path<String>, PathRejection>) -> Result<Json<Value>, ApiError> {
     let models = app.engine()?.models();
-    // A path that is not UTF-8 is no model name.
+    // A path that is not UTF-8 is not a model name.
     let found = id
         .ok()
         .and_then(|Path(id)| models.iter().find(|model| model.name == id));

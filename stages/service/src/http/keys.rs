@@ -31,7 +31,7 @@ impl Keys {
             }
             // The key itself stays out of the message.
             if !key.chars().all(|c| c.is_ascii_graphic()) {
-                let why = format!("the key on line {number} has a character that is no visible ASCII");
+                let why = format!("the key on line {number} has a character that is not visible ASCII");
                 return Err(SettingsError::file("keys", file, &why));
             }
             keys.push(key.as_bytes().to_vec());

@@ -9,7 +9,7 @@ use flow_kind::open_regular_file;
 const MOST: u64 = 4 << 20;
 
 /// # Errors
-/// If it cannot be read, is no regular file, or has more than 4 MiB.
+/// If it cannot be read, is not a regular file, or has more than 4 MiB.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular_file(path)?.take(MOST + 1).read_to_end(&mut bytes)?;
@@ -20,9 +20,9 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// # Errors
-/// As [`read`], and if it is no UTF-8.
+/// As [`read`], and if it is not UTF-8.
 pub fn read_text(path: &Path) -> io::Result<String> {
-    String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is no UTF-8 text"))
+    String::from_utf8(read(path)?).map_err(|_| io::Error::other("it is not UTF-8 text"))
 }
 
 #[cfg(test)]
@@ -38,7 +38,7 @@ mod tests {
         fs::write(&file, "sk-1\n").unwrap();
         assert_eq!(read_text(&file).unwrap(), "sk-1\n");
         fs::write(&file, [0xff]).unwrap();
-        assert_eq!(read_text(&file).unwrap_err().to_string(), "it is no UTF-8 text");
+        assert_eq!(read_text(&file).unwrap_err().to_string(), "it is not UTF-8 text");
         let link = folder.path().join("zero");
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
         for device in [Path::new("/dev/zero"), &link] {

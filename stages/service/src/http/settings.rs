@@ -180,7 +180,7 @@ impl HttpSettings {
             let authority = origin.split_once("://").map_or("", |(_, authority)| authority);
             let plain = authority.chars().all(|c| c.is_ascii_graphic() && !"/?#@*".contains(c));
             if origin != "*" && (authority.is_empty() || !plain) {
-                let why = format!("`{origin}` is no origin, such as https://app.example, nor `*`");
+                let why = format!("`{origin}` is not an origin, such as https://app.example, nor `*`");
                 return Err(SettingsError::value("cors", why));
             }
         }
@@ -188,7 +188,7 @@ impl HttpSettings {
             let plain = host.chars().all(|c| c.is_ascii_graphic() && !"/*".contains(c));
             // Ports are not compared: a name with a port would never match.
             if host.is_empty() || !plain || without_port(host) != host {
-                let why = format!("`{host}` is no name of a host without a port, such as speech.example");
+                let why = format!("`{host}` is not a name of a host without a port, such as speech.example");
                 return Err(SettingsError::value("allowed_hosts", why));
             }
         }
@@ -253,7 +253,7 @@ impl ServeSettings {
     /// Reads a file of settings. Files that it names are found relative to it.
     ///
     /// # Errors
-    /// If it cannot be read, is no YAML, has a key that is not known or a wrong value: file and key are named.
+    /// If it cannot be read, is not YAML, has a key that is not known or a wrong value: file and key are named.
     pub fn read(file: &Path) -> Result<Self, SettingsError> {
         let wrong = |place: String, why: String| SettingsError::Read {
             file: file.display().to_string(),

@@ -1,7 +1,7 @@
 //! Which words of a window that grows are certain: those that two decodes in a row agree on.
 //!
 //! This is the policy LocalAgreement-2 of Macháček, Dabre and Bojar, "Turning Whisper into Real-Time Transcription System" (2023),
-//! for a model that is no streaming model: the window is decoded again and again while it grows, and what two decodes say alike
+//! for a model that is not a streaming model: the window is decoded again and again while it grows, and what two decodes say alike
 //! from the beginning of the undecided part on is decided. Decided words never change.
 
 use flow_transcription::Word;

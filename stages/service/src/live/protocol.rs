@@ -81,7 +81,7 @@ impl ClientEvent {
         let event: Value = match serde_json::from_str(text) {
             Ok(event) => event,
             Err(error) => {
-                let refused = Refused::new("invalid_json", format!("the message is no JSON: {error}"));
+                let refused = Refused::new("invalid_json", format!("the message is not JSON: {error}"));
                 return (None, Err(refused));
             }
         };
@@ -126,7 +126,8 @@ impl ClientEvent {
                     return Err(Refused::value("audio", "`audio` must be a text in base64"));
                 };
                 let bytes = BASE64.decode(audio);
-                let bytes = bytes.map_err(|error| Refused::value("audio", format!("`audio` is no base64: {error}")))?;
+                let bytes =
+                    bytes.map_err(|error| Refused::value("audio", format!("`audio` is not base64: {error}")))?;
                 Ok(ClientEvent::Append(bytes))
             }
             "input_audio_buffer.commit" => Ok(ClientEvent::Commit),

@@ -190,7 +190,7 @@ impl Session {
     /// Takes samples (mono, 16 kHz, in [-1, 1]).
     ///
     /// # Errors
-    /// If one is no number, or far too large: nothing is taken.
+    /// If one is not a number, or far too large: nothing is taken.
     pub fn feed(&mut self, samples: &[f32]) -> flow_speakers::error::Result<()> {
         let mut probabilities = Vec::new();
         self.vad.feed(samples, &mut probabilities)?;

@@ -98,7 +98,7 @@ impl Oracle {
         let recorded = self.recording.get(from..).unwrap_or_default();
         let recorded = recorded.iter().chain(std::iter::repeat(&0.0));
         let alike = request.samples.iter().zip(recorded).take_while(|(a, b)| a == b).count();
-        // Windows are whole frames; one that was too short is filled up to what is no whole number of them.
+        // Windows are whole frames; one that was too short is filled up to what is not a whole number of them.
         let count = if request.samples.len().is_multiple_of(WINDOW) {
             assert_eq!(
                 alike,

@@ -95,7 +95,7 @@ document.addEventListener("drop", (event) => {
     transcribe(file);
   }
 });
-// What the form asks for by itself is no error.
+// What the form asks for by itself is not an error.
 waitForModels()
   .then(showJobs)
   .catch((error) => error.lacksKey || complain(error.message));

@@ -80,7 +80,7 @@ fn wrong_forms_are_told_what_is_wrong() {
             (400, (code.to_owned(), Some("file".to_owned())))
         );
     }
-    let text = service.transcribe(Some(b"this is no recording, but a text"), &[]);
+    let text = service.transcribe(Some(b"this is not a recording, but a text"), &[]);
     assert_eq!((text.status, text.error().1.as_deref()), (400, Some("file")));
     assert!(
         !text.text.contains("/tmp"),

@@ -173,7 +173,7 @@ impl<'a> Sample<'a> {
         let field = |name: &str| match fields.get(name) {
             None | Some(serde_json::Value::Null) => Ok(None),
             Some(serde_json::Value::String(text)) => Ok(Some(text.trim().to_owned())),
-            Some(_) => Err(("bad_json", format!("the field `{name}` is no text"))),
+            Some(_) => Err(("bad_json", format!("the field `{name}` is not text"))),
         };
         let text = match self.text {
             Some(member) if member.size > LONGEST_TEXT => {

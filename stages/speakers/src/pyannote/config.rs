@@ -83,7 +83,7 @@ impl PipelineConfig {
             if let Some(value) = networks.take(size)
                 && !value.is_u64()
             {
-                return Err(networks.wrong(size, "is no whole number"));
+                return Err(networks.wrong(size, "is not a whole number"));
             }
         }
         // pyannote's default is false.
@@ -110,7 +110,7 @@ impl PipelineConfig {
                 }
                 let size = clustering.number("min_cluster_size", MAX_CLUSTER_SIZE)?;
                 if size.fract() != 0.0 {
-                    return Err(clustering.wrong("min_cluster_size", "is no whole number"));
+                    return Err(clustering.wrong("min_cluster_size", "is not a whole number"));
                 }
                 PipelineClustering::AgglomerativeClustering {
                     min_cluster_size: size as usize,
@@ -131,7 +131,7 @@ impl PipelineConfig {
             .take("min_duration_off")
             .map_or(Some(0.0), |off| off.as_f64());
         let Some(min_duration_off) = min_duration_off.filter(|off| (0.0..=3600.0).contains(off)) else {
-            return Err(segmentation.wrong("min_duration_off", "is no number of seconds from 0 to 3600"));
+            return Err(segmentation.wrong("min_duration_off", "is not a number of seconds from 0 to 3600"));
         };
         segmentation.end()?;
         let config = Self {
@@ -188,7 +188,7 @@ impl Section {
     fn text(&mut self, field: &str) -> Result<String> {
         match self.needed(field)? {
             Value::String(text) => Ok(text),
-            _ => Err(self.wrong(field, "is no text")),
+            _ => Err(self.wrong(field, "is not text")),
         }
     }
 
@@ -197,7 +197,7 @@ impl Section {
         let number = self.needed(field)?.as_f64();
         number
             .filter(|number| *number > 0.0 && *number <= most)
-            .ok_or_else(|| self.wrong(field, format!("is no number above 0, at most {most}")))
+            .ok_or_else(|| self.wrong(field, format!("is not a number above 0, at most {most}")))
     }
 
     /// Refuses fields that were not taken.
@@ -205,7 +205,7 @@ impl Section {
         match self.fields.keys().next() {
             None => Ok(()),
             Some(field) => {
-                let field = field.as_str().unwrap_or("a field that is no text");
+                let field = field.as_str().unwrap_or("a field that is not text");
                 Err(self.wrong(field, "is not known"))
             }
         }

@@ -88,7 +88,7 @@ impl Finder<'_, '_> {
                 let config = folder.join(CONFIG);
                 if !config.is_file() {
                     let mut what = format!(
-                        "{} is not there: {model} is no folder of a pyannote pipeline",
+                        "{} is not there: {model} is not a folder of a pyannote pipeline",
                         config.display()
                     );
                     if let Some(meant) = HubReference::meant(model) {
@@ -183,7 +183,7 @@ fn place_of(own: &Place, text: &str) -> Result<Place> {
     if let Some(below) = text.strip_prefix(OWN) {
         // The parser of references refuses paths outside the repository.
         if !matches!(HubReference::parse(&format!("hf://own/model/{below}")), Some(Ok(_))) {
-            return Err(Error::Input(format!("{text} is no folder of the pipeline")));
+            return Err(Error::Input(format!("{text} is not a folder of the pipeline")));
         }
         return Ok(match own {
             Place::Local(folder) => Place::Local(folder.join(below)),

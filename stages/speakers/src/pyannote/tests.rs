@@ -298,7 +298,7 @@ fn what_is_not_known_is_refused_by_file_and_field() {
             &config_3_1,
             "segmentation: segmentation",
             "segmentation: 5",
-            "`pipeline.params.segmentation` is no text",
+            "`pipeline.params.segmentation` is not text",
         ),
         (
             &config_3_1,

@@ -38,7 +38,7 @@ use crate::silero::SAMPLE_RATE;
 /// A recording is decoded to 16 kHz mono and held in memory as a whole. A network (pyannote's segmentation 3.0) finds
 /// in chunks of 10 seconds, one second apart, when up to three people speak; another one (CAM++) computes an embedding
 /// of each of them; these are clustered to the speakers of the recording, named `SPEAKER_00`, `SPEAKER_01` and so on in
-/// the order in which they begin to speak. Silence gives no turns, which is no error. With `model` the networks and
+/// the order in which they begin to speak. Silence gives no turns, which is not an error. With `model` the networks and
 /// steps are those of a pyannote pipeline; the digests of its files are then part of the key, not their paths.
 ///
 /// Port `turns`, one row per turn: `_row, start, end, speaker`; times are seconds from the beginning of the recording, and turns

@@ -50,7 +50,7 @@ fn recordings_become_turns_and_what_is_no_recording_a_reject() {
     write("talks/two.flac", &conversation);
     write("silence.wav", &silence(2));
     write("empty.wav", b"");
-    write("text.wav", b"this is no audio");
+    write("text.wav", b"this is not audio");
     let mut settings = settings(place.path());
     settings
         .input

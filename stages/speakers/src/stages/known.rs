@@ -64,7 +64,7 @@ pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
     let json = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
     let Members(mut voices) = serde_json::from_slice(json).map_err(|error| {
         let why =
-            format!("is no JSON object of names, each with the path of a recording or a list of numbers: {error}");
+            format!("is not a JSON object of names, each with the path of a recording or a list of numbers: {error}");
         wrong(path, why)
     })?;
     if voices.is_empty() {
@@ -92,7 +92,9 @@ pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
                 *recording = beside;
             }
             Voice::Embedding(values) if values.is_empty() || values.iter().any(|value| !value.is_finite()) => {
-                return Err(wrong(format!("the embedding of {name} is no list of finite numbers")));
+                return Err(wrong(format!(
+                    "the embedding of {name} is not a list of finite numbers"
+                )));
             }
             Voice::Embedding(_) => {}
         }

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .map(PathBuf::from)
         .ok_or("usage: s3_server FOLDER [ADDRESS]")?;
     let address = match arguments.next() {
-        Some(address) => address.to_str().ok_or("the address is no text")?.parse()?,
+        Some(address) => address.to_str().ok_or("the address is not text")?.parse()?,
         None => ([127, 0, 0, 1], 9000).into(),
     };
     let server = TestServer::start_at(&root, address)?;

@@ -137,7 +137,7 @@ const WITH_CHECKSUM: u64 = 3;
 pub(super) fn sealed_text(path: &Path, object: &impl Serialize) -> Result<String, TrainingError> {
     let wrong = |why: String| TrainingError::data(format!("{}: {why}", path.display()));
     let text = serde_json::to_string_pretty(object).map_err(|e| wrong(e.to_string()))?;
-    sealed_json(&text).ok_or_else(|| wrong("is no object".to_string()))
+    sealed_json(&text).ok_or_else(|| wrong("is not an object".to_string()))
 }
 
 /// The value of a file whose objects have a checksum from the version `with_checksum` on.

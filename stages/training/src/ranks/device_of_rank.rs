@@ -37,7 +37,10 @@ fn local_number(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<(&'s
             continue;
         };
         let number = text.trim().parse().map_err(|_| {
-            TrainingError::setting("device", format!("{name} is `{text}`, which is no number of a process"))
+            TrainingError::setting(
+                "device",
+                format!("{name} is `{text}`, which is not a number of a process"),
+            )
         })?;
         return Ok(Some((name, number)));
     }

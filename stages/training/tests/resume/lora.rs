@@ -158,7 +158,7 @@ fn what_an_adapter_cannot_be_trained_with_is_refused() {
         (lora(&|lora| lora.targets.clear()), "lora.targets: name at least one"),
         (
             lora(&|lora| lora.targets = vec!["(".into()]),
-            "lora.targets: `(` is no regular expression",
+            "lora.targets: `(` is not a regular expression",
         ),
         (
             lora(&|lora| lora.targets = vec!["lstm".into()]),
@@ -302,7 +302,7 @@ fn groups_have_rates_of_their_own_or_are_frozen() {
     for (groups, words) in [
         (
             vec![group("(", 1.0, false)],
-            "groups[0].pattern: `(` is no regular expression",
+            "groups[0].pattern: `(` is not a regular expression",
         ),
         (vec![group("", 1.0, false)], "groups[0].pattern:"),
         (

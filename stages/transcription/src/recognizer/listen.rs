@@ -125,13 +125,13 @@ impl Recognizer {
     /// depend on the other rows, nor on how its samples are cut.
     ///
     /// # Errors
-    /// If a sample is no number, a recording has ended before, or the model fails: the listeners are then no longer of use.
+    /// If a sample is not a number, a recording has ended before, or the model fails: the listeners are then no longer of use.
     pub fn hear_next(&self, spoken: &mut [Spoken]) -> Result<Vec<HeardNext>> {
         if let Some(bad) = spoken
             .iter()
             .find(|next| !next.samples.iter().all(|sample| sample.is_finite()))
         {
-            let why = format!("a sample after frame {} is no number", bad.listener.frames());
+            let why = format!("a sample after frame {} is not a number", bad.listener.frames());
             return Err(TranscriptionError::Input(why));
         }
         let mut found = vec![HeardNext::default(); spoken.len()];

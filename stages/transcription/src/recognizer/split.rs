@@ -55,7 +55,7 @@ pub(super) fn more_confident(whole: Heard, first: Heard, second: Heard, after: f
         return whole;
     }
     let parts = mean(first.words.iter().chain(&second.words));
-    // Not true where one is no number.
+    // Not true where one is not a number.
     if parts > mean(whole.words.iter()) + MARGIN {
         joined(first, second, after)
     } else {

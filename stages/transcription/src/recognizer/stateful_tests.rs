@@ -170,7 +170,7 @@ fn what_is_too_short_changed_or_given_up_is_told() {
 fn golden_file(name: &str) -> Option<PathBuf> {
     let path = test_data::transcription(name);
     let folder = path.parent().unwrap();
-    assert!(folder.is_dir(), "{} is no folder", folder.display());
+    assert!(folder.is_dir(), "{} is not a folder", folder.display());
     if !path.is_file() {
         println!("not compared: {} has no {name}", folder.display());
         return None;

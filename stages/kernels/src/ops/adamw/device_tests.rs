@@ -26,7 +26,7 @@ fn adamw_moves_weights_and_moments_as_on_the_cpu() {
         for dtype in [DType::F32, DType::BF16] {
             let start = random(&[n], &mut noise).to_dtype(dtype).unwrap();
             let mut gradients: Vec<Tensor> = (0..4).map(|_| random(&[n], &mut noise)).collect();
-            // A block that nothing ever touched, and at last one that is no number.
+            // A block that nothing ever touched, and at last one that is not a number.
             for (step, gradient) in gradients.iter_mut().enumerate() {
                 let mut values: Vec<f32> = gradient.to_vec1().unwrap();
                 values.iter_mut().take(256).skip(5).for_each(|value| *value = 0.0);

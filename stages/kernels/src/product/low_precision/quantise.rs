@@ -87,7 +87,7 @@ impl Codes {
     /// The code of a value less that of zero.
     #[inline(always)]
     fn offset(self, value: f32) -> i32 {
-        // What is no number has any code: the scale is none.
+        // What is not a number has any code: the scale is none.
         if self.factor > 0.0 {
             nearest(value * self.factor)
         } else {
@@ -127,7 +127,7 @@ pub fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let size = bits & 0x7fff_ffff;
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    // What is no number stays none, and does not become infinite.
+    // What is not a number stays none, and does not become infinite.
     let nan = bits >> 16 | 0x40;
     let kept = if size > 0x7f80_0000 { nan } else { nearest };
     (if size < 0x0080_0000 { bits >> 16 & 0x8000 } else { kept }) as u16

@@ -151,7 +151,7 @@ pub async fn list(
     Ok(Json(listed))
 }
 
-/// A path that is not UTF-8 is no id.
+/// A path that is not UTF-8 is not an id.
 fn id_of(path: Result<Path<String>, PathRejection>) -> String {
     path.map(|Path(id)| id).unwrap_or_default()
 }

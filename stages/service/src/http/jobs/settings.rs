@@ -77,7 +77,7 @@ impl JobSettings {
         }
         for given in &self.webhook_origins {
             if origin(given).as_deref() != Some(given.to_ascii_lowercase().as_str()) {
-                let why = format!("`{given}` is no origin, such as https://hooks.example");
+                let why = format!("`{given}` is not an origin, such as https://hooks.example");
                 return Err(("webhook_origins", why));
             }
         }

@@ -45,7 +45,7 @@ impl Secret {
     /// Reads a file: `whsec_` and base64, or any text of 16 bytes at least, without the space around it.
     ///
     /// # Errors
-    /// If it cannot be read, is no base64 or too short.
+    /// If it cannot be read, is not base64 or too short.
     pub fn read(file: &Path) -> io::Result<Self> {
         Self::parse(&setting_file::read_text(file)?)
     }
@@ -56,7 +56,7 @@ impl Secret {
             // The error would show a part of it.
             Some(digits) => STANDARD
                 .decode(digits)
-                .map_err(|_| io::Error::other("what follows `whsec_` is no base64"))?,
+                .map_err(|_| io::Error::other("what follows `whsec_` is not base64"))?,
             None => text.as_bytes().to_vec(),
         };
         if key.len() < LEAST_SECRET {
