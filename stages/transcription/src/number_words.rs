@@ -712,7 +712,7 @@ mod tests {
         refused(&with("1: un, 1: deux"), "twice");
         refused(&with("a: un"), "not a number");
         refused(&with("1: [un, une]"), "one form");
-        refused(&with("1: '[ >>]'"), "not a word");
+        refused(&with("1: '[ >>]'"), "no word");
         refused(&with("1: '>> et un'"), "below 10");
         refused(&with("1: 'un['"), "not closed");
         refused(&with("1: 'un[ et]'"), "with the rest");
