@@ -19,7 +19,7 @@ use flow_model::model::TdtModel;
 
 use crate::error::TrainingError;
 use crate::init::{configuration, fetch_model, is_remote};
-use crate::loaded_rows::{micro_batches, own_micro_batches, stage_mark};
+use crate::loaded_rows::{RowRules, micro_batches, own_micro_batches, stage_mark};
 use crate::long_texts::{LongTexts, TextLimit};
 use crate::memory::{self, MemoryCheck};
 use crate::ranks::{LoadedElsewhere, ProcessGroup, RankLayout};
@@ -72,7 +72,7 @@ pub(crate) fn train(
         context.processes.as_ref().map(|processes| ProcessGroup {
             processes,
             rank_bytes: checked.map(|checked| checked.another),
-            own_batches: context.share.map(|_| text_limit(settings)),
+            own_batches: context.share.map(|_| row_rules(settings)),
         }),
     )?;
     if let Some(protected) = protected {
@@ -362,10 +362,13 @@ fn serve_request(context: &Context, session: &mut Session, request: CheckpointRe
     request.stop
 }
 
-fn text_limit(settings: &ResolvedSettings) -> TextLimit {
-    TextLimit {
-        max_tokens: settings.max_tokens,
-        rule: settings.long_texts,
+fn row_rules(settings: &ResolvedSettings) -> RowRules {
+    RowRules {
+        limit: TextLimit {
+            max_tokens: settings.max_tokens,
+            rule: settings.long_texts,
+        },
+        concatenate: settings.concatenate,
     }
 }
 
@@ -418,8 +421,8 @@ fn one_step(
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
     let mut loaded = match &elsewhere {
-        None => micro_batches(&work.batches, tokenizer, text_limit(settings))?,
-        Some(elsewhere) => own_micro_batches(&work.batches, tokenizer, text_limit(settings), |place, planned| {
+        None => micro_batches(&work.batches, tokenizer, row_rules(settings))?,
+        Some(elsewhere) => own_micro_batches(&work.batches, tokenizer, row_rules(settings), |place, planned| {
             elsewhere.is_own(place, planned)
         })?,
     };

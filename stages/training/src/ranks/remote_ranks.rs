@@ -17,7 +17,7 @@ use super::{
     RankLayout, RankReport, ShareOutcome, StateReply,
 };
 use crate::error::TrainingError;
-use crate::long_texts::TextLimit;
+use crate::loaded_rows::RowRules;
 use crate::optimizer::{AdamW, AdamWConfig};
 use crate::trainer::TrainerConfig;
 
@@ -103,7 +103,7 @@ pub(crate) struct RemoteStart<'a> {
     /// Bytes of memory that a rank needs, where they are known.
     pub rank_bytes: Option<u64>,
     /// As [`super::ProcessGroup::own_batches`].
-    pub own_batches: Option<TextLimit>,
+    pub own_batches: Option<RowRules>,
 }
 
 enum Reply {

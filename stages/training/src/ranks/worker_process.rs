@@ -28,7 +28,7 @@ use super::{
     group_in_process, new_collective, open_device, parameter_owners, rank_thread_pool,
 };
 use crate::error::TrainingError;
-use crate::long_texts::TextLimit;
+use crate::loaded_rows::RowRules;
 use crate::memory::{check_device, gigabytes};
 use crate::optimizer::AdamW;
 use crate::trainer::TrainerConfig;
@@ -198,11 +198,11 @@ impl Worker {
                     rank_bytes: reader.value()?,
                     tensors: Vec::new(),
                 });
-                let own_batches: Option<(TextLimit, Vec<u8>)> = reader.value()?;
+                let own_batches: Option<(RowRules, Vec<u8>)> = reader.value()?;
                 self.rules = match own_batches {
-                    Some((limit, tokenizer)) => Some(BatchRules {
+                    Some((rows, tokenizer)) => Some(BatchRules {
                         tokenizer: Tokenizer::from_bytes(&tokenizer)?,
-                        limit,
+                        rows,
                         layout,
                         ranks,
                         process: self.processes.process(),

@@ -37,6 +37,7 @@ fn shared_out(step: u64, ranks: u32) -> Vec<LoadedBatch> {
                 signals: signals.to_vec(),
                 tokens: tokens.to_vec(),
             },
+            ..LoadedBatch::default()
         })
         .collect()
 }

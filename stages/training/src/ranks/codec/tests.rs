@@ -55,7 +55,8 @@ fn loaded() -> LoadedBatch {
         rank: 1,
         micro: 2,
         place: 4,
-        segments: vec!["a".into(), String::new()],
+        segments: vec!["a".into(), String::new(), "b".into()],
+        joined: vec![1, 2],
         batch: MicroBatch {
             signals: vec![vec![0.25, -1.0], vec![]],
             tokens: vec![vec![], vec![7, 8, 9]],
