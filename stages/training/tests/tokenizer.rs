@@ -449,7 +449,7 @@ fn micro_batches_leave_out_or_cut_what_is_too_long() {
     ];
     let step = [RecordBatch::try_new(loaded_schema(), columns).expect("a step")];
     let max_tokens = tokenizer.encode(texts[1]).len() - 1;
-    let loaded = |rule| micro_batches(&step, &tokenizer, TextLimit { max_tokens, rule }).expect("micro-batches");
+    let loaded = |rule| micro_batches(&step, &tokenizer, TextLimit { max_tokens, rule }, None).expect("micro-batches");
     let (left_out, cut) = (loaded(OverLimit::Reject), loaded(OverLimit::Truncate));
     assert_eq!(
         (&left_out.batches[0].segments[..], &left_out.too_long[..]),

@@ -1,6 +1,7 @@
 //! What the values of a message are written as, and read from: of structures field by field, of enumerations a code and what the
 //! variant holds.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use flow_kernels::device::DeviceChoice;
@@ -13,6 +14,7 @@ use super::{Message, MessageReader, malformed_message};
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
+use crate::prompts::{PromptMode, PromptSettings, RowRules};
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport, StepPlan};
 use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
@@ -115,7 +117,7 @@ numbers!(u8 u32 u64 f32 f64);
 structures! {
     StepPlan { step, planned, received, rounds }
     CollectiveKey { step, round, op }
-    MicroBatch { signals, tokens }
+    MicroBatch { signals, tokens, prompts }
     LoadedBatch { epoch, rank, micro, place, segments, batch }
     BatchFigures { place, epoch, utterances, audio_samples, padded_seconds }
     LoadedShare { step, seconds, batches, lost, dropped, too_long }
@@ -125,6 +127,8 @@ structures! {
     Recipe { unfreeze_step, phase1, phase2 }
     AdamWConfig { betas, epsilon, weight_decay, eight_bit, master_weights }
     TextLimit { max_tokens, rule }
+    PromptSettings { default_prompt_mode, unified_auto_ratio, prompt_of }
+    RowRules { limit, prompts }
     TrainerConfig {
         recipe, clip, ranks, fold_update, offload, rank_timeout, device, tf32, recompute, batch_norm, reduce_dtype,
         reduce_every, seed, spec_augment, dither, dropout, row_losses
@@ -147,6 +151,7 @@ enumerations! {
     ReduceDtype { 0 F32, 1 Bf16 }
     ReduceEvery { 0 MicroBatch, 1 Step }
     OverLimit { 0 Reject, 1 Truncate }
+    PromptMode { 0 LangId, 1 Auto, 2 Unified }
 }
 
 impl Value for bool {
@@ -220,6 +225,17 @@ impl<A: Value, B: Value> Value for (A, B) {
 
     fn read(reader: &mut MessageReader) -> Result<Self, TrainingError> {
         Ok((reader.value()?, reader.value()?))
+    }
+}
+
+impl<K: Value + Clone + Ord, V: Value + Clone> Value for BTreeMap<K, V> {
+    fn write(&self, message: &mut Message) {
+        let entries: Vec<(K, V)> = self.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        entries.write(message);
+    }
+
+    fn read(reader: &mut MessageReader) -> Result<Self, TrainingError> {
+        Ok(reader.value::<Vec<(K, V)>>()?.into_iter().collect())
     }
 }
 
