@@ -176,11 +176,7 @@ impl RowPrompts {
         for batch in Transcripts::of_rows(rows) {
             let batch = batch?;
             for row in 0..batch.len() {
-                let language = batch.language(row);
-                match rows_of.get_mut(language) {
-                    Some(rows) => *rows += 1,
-                    None => drop(rows_of.insert(language.to_owned(), 1)),
-                }
+                *rows_of.entry(batch.language(row).to_owned()).or_default() += 1;
             }
         }
         Ok(self.check(&format!("the input `{input}`"), &rows_of)?)
