@@ -82,20 +82,26 @@ impl Concatenate {
         groups
     }
 
-    /// The micro-batch with its clips joined. `texts` are those of its rows. Joined texts have at most `max_tokens` tokens.
+    /// The micro-batch with its clips joined, those with the same language prompt. `texts` are those of its rows. Joined texts have at
+    /// most `max_tokens` tokens.
     pub fn join(&self, loaded: LoadedBatch, texts: &[String], tokenizer: &Tokenizer, max_tokens: usize) -> LoadedBatch {
-        let MicroBatch { signals, tokens } = &loaded.batch;
+        let MicroBatch {
+            signals,
+            tokens,
+            prompts,
+        } = &loaded.batch;
         let lengths: Vec<usize> = signals.iter().map(Vec::len).collect();
         let tokens_of =
             |clips: &[usize]| tokenizer.encode(&joined_text(clips.iter().map(|&clip| texts[clip].as_str())));
         let groups = self.groups(&lengths, |clips, next| {
-            tokens_of(&[clips, &[next]].concat()).len() <= max_tokens
+            prompts.get(clips[0]) == prompts.get(next) && tokens_of(&[clips, &[next]].concat()).len() <= max_tokens
         });
         let gap = vec![0.0; (self.gap_seconds * SAMPLE_RATE).round() as usize];
         let mut batch = MicroBatch::default();
         for clips in &groups {
             let parts: Vec<&[f32]> = clips.iter().map(|&clip| signals[clip].as_slice()).collect();
             batch.signals.push(parts.join(gap.as_slice()));
+            batch.prompts.extend(prompts.get(clips[0]));
             batch.tokens.push(match clips[..] {
                 // Perhaps cut to `max_tokens`.
                 [only] => tokens[only].clone(),

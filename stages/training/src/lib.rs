@@ -20,6 +20,7 @@ pub mod mlflow;
 pub mod model_from;
 pub mod model_settings;
 pub mod optimizer;
+pub mod prompts;
 pub mod protect;
 pub mod rank_rows;
 pub mod ranks;

@@ -11,6 +11,7 @@ use flow_model::tokenizer::Tokenizer;
 use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};
+use crate::prompts::RowPrompts;
 use crate::trainer::LoadedBatch;
 
 /// Columns that the rows must have; one row is one utterance, `signal` is a list of float32.
@@ -47,7 +48,7 @@ pub fn stage_mark(batches: &[RecordBatch]) -> Result<Option<StageMark>, Training
     if batch.column_by_name("stage").is_none() {
         return Ok(None);
     }
-    let name = texts(batch, "stage")?.value(0).to_owned();
+    let name = texts_of(batch, "stage")?.value(0).to_owned();
     let end = numbers(batch, "stage_end")?[0] as u64;
     Ok(Some(StageMark { name, end }))
 }
@@ -70,14 +71,18 @@ pub struct LoadedStep {
     pub too_long: Vec<String>,
 }
 
+/// The prompts of the rows of a step; none where the model has no prompts.
+pub type StepPrompts<'a> = Option<(&'a RowPrompts, u64)>;
+
 /// Converts the rows of one optimizer step to micro-batches. A row with more tokens than the limit is left out, or its
 /// target is cut to so many.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
     rules: RowRules,
+    prompts: StepPrompts,
 ) -> Result<LoadedStep, TrainingError> {
-    own_micro_batches(batches, tokenizer, rules, |_, _| true)
+    own_micro_batches(batches, tokenizer, rules, prompts, |_, _| true)
 }
 
 /// As [`micro_batches`], of those for which `is_own` is true: it is given the place of a micro-batch and the number of
@@ -86,6 +91,7 @@ pub fn own_micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
     rules: RowRules,
+    prompts: StepPrompts,
     is_own: impl Fn(u32, u32) -> bool,
 ) -> Result<LoadedStep, TrainingError> {
     let RowRules {
@@ -105,7 +111,8 @@ pub fn own_micro_batches(
             numbers(batch, "micro")?,
             numbers(batch, "epoch")?,
         );
-        let (segments, texts) = (texts(batch, "segment_id")?, texts(batch, "text")?);
+        let (segments, texts) = (texts_of(batch, "segment_id")?, texts_of(batch, "text")?);
+        let languages = prompts.map(|_| texts_of(batch, "lang")).transpose()?;
         let signals = column(batch, "signal")?;
         let signals = signals.as_list_opt::<i32>().ok_or_else(|| wrong("signal"))?;
         for row in 0..batch.num_rows() {
@@ -152,6 +159,16 @@ pub fn own_micro_batches(
             tokens.truncate(max_tokens);
             if concatenate.is_some() {
                 group_texts.entry(key).or_default().push(text.to_owned());
+            }
+            if let (Some((prompts, step)), Some(languages)) = (prompts, &languages) {
+                let language = if languages.is_null(row) {
+                    ""
+                } else {
+                    languages.value(row)
+                };
+                let prompt = prompts.trained(step, &segment, language);
+                let prompt = prompt.map_err(|why| TrainingError::data(format!("row {segment}: {why}")))?;
+                group.batch.prompts.push(prompt);
             }
             group.epoch = group.epoch.max(epochs[row] as u64);
             group.segments.push(segment);
@@ -208,7 +225,7 @@ fn wrong(name: &str) -> TrainingError {
     ))
 }
 
-fn texts(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {
+fn texts_of(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {
     column(batch, name)?
         .as_string_opt::<i32>()
         .cloned()

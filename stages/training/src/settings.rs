@@ -20,6 +20,7 @@ pub use crate::mlflow::MlflowSettings;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
+pub use crate::prompts::{PromptMode, PromptSettings};
 pub use crate::protect::ProtectSettings;
 use crate::ranks::RankLayout;
 use crate::schedule::{Recipe, Schedule};
@@ -177,6 +178,10 @@ pub struct TrainSettings {
     /// that the text was read from a wrong column.
     pub warn_empty_texts: f64,
 
+    /// For models with language prompts: how those of rows are chosen, with the names of NeMo's `train_ds`. Rows of validation have
+    /// the prompt of their language, or with the mode `auto` that.
+    #[serde(skip_serializing_if = "PromptSettings::is_default")]
+    pub prompts: PromptSettings,
     /// Optimizer.
     pub optimizer: Optimizer,
     /// How weights are stored.
@@ -301,6 +306,7 @@ impl Default for TrainSettings {
             concatenate: None,
             warn_unknown_letters: 0.01,
             warn_empty_texts: 0.01,
+            prompts: PromptSettings::default(),
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             tf32: None,

@@ -466,6 +466,7 @@ fn the_validation_loss_is_that_of_training_without_noise() {
     let batch = MicroBatch {
         signals: audio().into_iter().map(|path| signal(path).expect("samples")).collect(),
         tokens: texts.iter().map(|text| tokenizer.encode(text)).collect(),
+        prompts: Vec::new(),
     };
     let expected = model.evaluate_loss(&batch).expect("a loss").loss;
     let last_loss = found[1].1;

@@ -454,7 +454,7 @@ fn micro_batches_leave_out_or_cut_what_is_too_long() {
             limit: TextLimit { max_tokens, rule },
             concatenate: None,
         };
-        micro_batches(&step, &tokenizer, rules).expect("micro-batches")
+        micro_batches(&step, &tokenizer, rules, None).expect("micro-batches")
     };
     let (left_out, cut) = (loaded(OverLimit::Reject), loaded(OverLimit::Truncate));
     assert_eq!(

@@ -54,6 +54,7 @@ fn rules() -> BatchRules {
     BatchRules {
         tokenizer: tokenizer(),
         rows: ROWS,
+        prompts: None,
         layout: RankLayout::new(2, 2).unwrap(),
         ranks: 2,
         process: 1,
@@ -87,7 +88,7 @@ fn of_two(told: Receiver<super::super::ShareOutcome>) -> LoadedElsewhere {
 /// A step that was planned for three ranks, of which two processes with one rank each load what falls to them.
 #[test]
 fn the_parts_of_all_processes_are_the_step() {
-    let whole = micro_batches(&[rows(&[A, B, C, D, E])], &tokenizer(), ROWS).unwrap();
+    let whole = micro_batches(&[rows(&[A, B, C, D, E])], &tokenizer(), ROWS, None).unwrap();
     assert_eq!(
         (whole.planned, &whole.lost[..]),
         (3, &["c".to_owned(), "e".to_owned()][..])
@@ -96,7 +97,7 @@ fn the_parts_of_all_processes_are_the_step() {
     let (tell, told) = unbounded();
     let mut at_first = of_two(told.clone());
     let first = rows(&[A, B, C, elsewhere(2, D.3 + E.3)]);
-    let first = own_micro_batches(&[first], &tokenizer(), ROWS, |place, planned| {
+    let first = own_micro_batches(&[first], &tokenizer(), ROWS, None, |place, planned| {
         at_first.is_own(place, planned)
     });
     let first = first.unwrap();
