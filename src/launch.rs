@@ -344,7 +344,7 @@ mod tests {
             (
                 Launcher::Slurm,
                 &[slurm[0], slurm[1], ("SLURM_JOB_NODELIST", "a[1-")],
-                "no list of nodes",
+                "is not a list of nodes",
             ),
         ] {
             let message = launched(launch, variables).unwrap_err();
