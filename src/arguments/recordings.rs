@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use flow_cli::arguments::DecodingArguments;
 
 use super::Progress;
 
@@ -43,41 +44,6 @@ pub struct TranscribeArguments {
     pub diarize: bool,
     #[command(flatten)]
     pub speakers: SpeakersArguments,
-}
-
-/// Which model transcribes, and how.
-#[derive(Args, Clone, Debug)]
-pub struct DecodingArguments {
-    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage; the bundled small
-    /// model if not given
-    #[arg(long, value_name = "MODEL")]
-    pub model: Option<String>,
-    /// What the model processes at once
-    #[arg(long, value_name = "HOW", default_value = "auto")]
-    pub window: WindowMethod,
-    /// The decoder to use, for a model with two [default: the transducer, or CTC if there is none]
-    #[arg(long, value_name = "HEAD")]
-    pub decoder: Option<Decoder>,
-    /// The number of hypotheses of beam search; 0 or 1 for greedy search, the default
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
-    pub beam: Option<u16>,
-    /// An n-gram language model in the ARPA format, as `flow lm build` writes it (its weight: --set lm_weight=0.3)
-    #[arg(long, value_name = "FILE")]
-    pub lm: Option<PathBuf>,
-    /// The spoken languages, separated by commas, such as `fr` or `hi,en`; no text is written in other scripts
-    #[arg(long, value_name = "CODES")]
-    pub language: Option<String>,
-    /// With --language: counts of the model's tokens by language, as `flow lm build --languages` writes them, which
-    /// make tokens of other languages less probable (their weight: --set language_weight=1)
-    #[arg(long, value_name = "FILE", requires = "language")]
-    pub language_prior: Option<PathBuf>,
-    /// The device that runs the model: cpu, cuda or cuda:1
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub device: String,
-    /// The number type of the model's matrix products on the CPU: int8 and bf16 take less time and memory than f32, but
-    /// may give different words; see docs/transcription.md
-    #[arg(long, value_name = "TYPE", default_value = "f32")]
-    pub precision: Precision,
 }
 
 #[derive(Args, Debug)]
@@ -162,46 +128,6 @@ pub enum Coverage {
     Measure,
     /// Decode it again, and measure what then still has no words
     Recover,
-}
-
-/// The head that decodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Decoder {
-    /// TDT or RNN-T
-    Transducer,
-    /// CTC
-    Ctc,
-}
-
-/// What products of a model are computed in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Precision {
-    F32,
-    Bf16,
-    Int8,
-}
-
-impl From<Precision> for flow_model::Precision {
-    fn from(precision: Precision) -> Self {
-        match precision {
-            Precision::F32 => flow_model::Precision::F32,
-            Precision::Bf16 => flow_model::Precision::Bf16,
-            Precision::Int8 => flow_model::Precision::Int8,
-        }
-    }
-}
-
-/// What of a recording goes through the model at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WindowMethod {
-    /// The same as vad
-    Auto,
-    /// Windows of speech between pauses
-    Vad,
-    /// Chunks of a fixed length; the decoder's state is carried from one to the next
-    Chunked,
-    /// The whole recording in one pass
-    Full,
 }
 
 /// How to use the channels of a recording.
