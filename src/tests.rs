@@ -248,6 +248,25 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// One file shows the help of all commands: after changing a text, read it whole.
+#[cfg(feature = "service")]
+#[test]
+fn help_of_all_commands() {
+    use clap::CommandFactory;
+
+    fn add(command: &mut clap::Command, text: &mut String) {
+        let name = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
+        *text += &format!("$ {name} --help\n{}\n", command.render_long_help());
+        command.get_subcommands_mut().for_each(|command| add(command, text));
+    }
+    // `flow help` says the same.
+    let mut command = Arguments::command().disable_help_subcommand(true).term_width(120);
+    command.build();
+    let mut text = String::new();
+    add(&mut command, &mut text);
+    insta::assert_snapshot!(text);
+}
+
 #[test]
 fn run_plan_and_run_again() {
     let place = Workplace::new();

@@ -8,23 +8,23 @@ use clap::Args;
 pub struct AlignArguments {
     /// The recording: any format that `flow transcribe` reads
     pub audio: PathBuf,
-    /// Its text: UTF-8, where each line is a segment, or subtitles (.srt, .vtt), whose cues are kept and get new times
+    /// Its text: UTF-8 with one segment per line, or subtitles (.srt, .vtt), whose cues are kept and get new times
     pub text: PathBuf,
-    /// The file to write; without it the result is printed
+    /// The file to write; the result is printed if not given
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// json, srt, vtt, ctm, tsv, txt or jsonl; by default the extension of --output, or that of TEXT if it is srt or vtt, or
-    /// else json
+    /// json, srt, vtt, ctm, tsv, txt or jsonl [default: the extension of --output, or that of TEXT if it is srt or vtt,
+    /// or else json]
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage; the bundled small
     /// model if not given
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
-    /// Seconds by which the model emits tokens late: they are subtracted from all times
+    /// The delay of the model's tokens, in seconds, which is subtracted from all times
     #[arg(long, value_name = "SECONDS", default_value_t = flow_transcription::alignment::DELAY)]
     pub delay: f64,
-    /// Where the model is computed: cpu, cuda or cuda:1
+    /// The device that runs the model: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
 }

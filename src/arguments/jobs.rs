@@ -20,22 +20,29 @@ pub struct JobsArguments {
 pub enum JobsCommand {
     /// List jobs, the newest first
     List {
-        /// Of this state alone: queued, running, done, failed or cancelled
+        /// Only list jobs in this state: queued, running, done, failed or cancelled
         #[arg(long, value_name = "STATE")]
         state: Option<String>,
-        /// Most jobs
+        /// The maximum number of jobs
         #[arg(long, value_name = "N", default_value_t = 20)]
         limit: usize,
     },
     /// Show a job as JSON
-    Show { id: String },
+    Show {
+        /// The id of the job
+        id: String,
+    },
     /// Print the result of a job
     Result {
+        /// The id of the job
         id: String,
-        /// Write it to this file
+        /// Write the result to this file instead of printing it
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
     /// Cancel a job that waits or runs; remove one that has ended
-    Cancel { id: String },
+    Cancel {
+        /// The id of the job
+        id: String,
+    },
 }

@@ -9,7 +9,7 @@ use super::StateArguments;
 /// Selects a run.
 #[derive(Args, Clone, Debug)]
 pub struct LookArguments {
-    /// Look at runs of this pipeline only
+    /// Only consider runs of this pipeline
     pub pipeline: Option<PathBuf>,
     /// With the values of this overlay, as given to `flow run`; may be given several times
     #[arg(long, value_name = "FILE", requires = "pipeline", conflicts_with = "run")]
@@ -28,10 +28,10 @@ pub struct LookArguments {
 pub struct RejectsArguments {
     #[command(flatten)]
     pub look: LookArguments,
-    /// Rejects of this stage only, row by row
+    /// Show only the rejects of this stage, row by row
     #[arg(long)]
     pub stage: Option<String>,
-    /// Rejects with this reason only, row by row
+    /// Show only the rejects with this reason, row by row
     #[arg(long)]
     pub reason: Option<String>,
     /// Write the rejects to this parquet file instead
@@ -81,7 +81,7 @@ pub struct CompareArguments {
 pub struct LogArguments {
     #[command(flatten)]
     pub look: LookArguments,
-    /// The events as JSON lines, as they were written
+    /// Print the events as JSON lines, as they were written
     #[arg(long)]
     pub json: bool,
 }

@@ -42,8 +42,8 @@ pub use serve::ServeArguments;
 #[cfg(feature = "service")]
 pub use ui::UiArguments;
 
-/// Turns raw speech shards into a fine-tuned Parakeet TDT model: pipelines of stages, run on timely dataflow,
-/// where only what changed is done again.
+/// Fine-tune Parakeet speech models (TDT, RNN-T, CTC) on speech corpora, and transcribe recordings. Work whose inputs
+/// and settings have not changed is not repeated.
 #[derive(Debug, Parser)]
 #[command(name = "flow", version = VERSION, after_help = EXIT_CODES)]
 pub struct Arguments {
@@ -81,38 +81,38 @@ pub const VERSION: &str = env!("FLOW_VERSION");
 /// The commit that this program was built from, or `unknown`.
 pub const COMMIT: &str = env!("FLOW_COMMIT");
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: something fails, `test`: a test failed; 2 the pipeline, a setting or the command line is wrong; \
-3 another run holds the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: ended past a reject limit \
-that only warns, `memory`: training does not fit; 5 `transcribe --require-coverage`: less of the speech has words; 70 a bug of ours; 129, 130, 143 interrupted.";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 a stage failed, `doctor`: a check failed, `test`: a test failed; 2 the pipeline, a setting or the command line is wrong; \
+3 another run is using the state directory, or a folder that this one writes; 4 `plan --exit-code`: something would run, `run`: a reject limit \
+that only warns was exceeded, `memory`: training does not fit; 5 `transcribe --require-coverage`: too little of the speech has words; 70 a bug in flow; 129, 130, 143 interrupted.";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a pipeline: whatever changed since the last run, and nothing else
+    /// Run a pipeline: the parts whose inputs or settings changed since the last run
     Run(RunArguments),
-    /// Show what would run, and why; changes nothing
+    /// Show what a run would do, and why, without running anything
     Plan(PlanArguments),
     /// Check a pipeline: settings, parameters, edges and schemas
     Check(CheckArguments),
-    /// Run the tests that a pipeline file holds: what stages give for small inputs
+    /// Run the tests of a pipeline file, which compare the outputs of stages for small inputs
     Test(TestArguments),
-    /// Show the rows that stages refused, counted by stage and reason
+    /// Show the rejected rows, counted by stage and reason
     Rejects(RejectsArguments),
-    /// Show the path of a segment through the stages: where it passed, where it was rejected and why, with its values
+    /// Show the path of a segment through the stages: its values, and where and why it was rejected
     Lineage(LineageArguments),
     /// Show the stage kinds and their settings
     Kinds(KindsArguments),
-    /// Draw a pipeline's stages and edges
+    /// Draw the stages and edges of a pipeline
     Graph(GraphArguments),
     /// Show which run holds the state directory, and the progress of the last run
     Status(LookArguments),
     /// Show the events of a run
     Log(LogArguments),
-    /// Compare runs: the settings that differ, beside the figures
+    /// Compare runs: their figures, and the settings that differ
     Compare(CompareArguments),
-    /// Transcribe recordings: text, subtitles, words with times; only new or changed recordings are transcribed
+    /// Transcribe recordings: text, subtitles, words with times; unchanged recordings are skipped
     #[command(after_help = TRANSCRIBE_EXIT_CODES)]
     Transcribe(TranscribeArguments),
-    /// Diarize recordings: who speaks when; only new or changed recordings are diarized
+    /// Diarize recordings: who speaks when; unchanged recordings are skipped
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
     /// Align a recording with its text: times of words and segments, what was not said, and speech that is not in the text
@@ -132,19 +132,19 @@ pub enum Command {
     /// Show, convert and compare models on disk
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Push a dataset or a model to the Hugging Face hub; files that the hub has are not sent
+    /// Push a dataset or a model to the Hugging Face hub; files that are already there are not sent again
     Push(PushArguments),
     /// Build n-gram language models for transcription
     #[command(subcommand)]
     Lm(LmCommand),
-    /// Predict the memory of a training, the effect of each memory setting, and the largest batch that fits; or, for a model
-    /// (`flow memory small.nemo`), the memory of decoding with it in `flow serve`
+    /// Predict the memory that training needs, the effect of each memory setting, and the largest batch that fits; or,
+    /// for a model (`flow memory small.nemo`), the memory that `flow serve` needs to decode with it
     Memory(MemoryArguments),
-    /// Garbage collection: remove from the state directory what the last runs did not use
+    /// Remove from the state directory what the last runs did not use (garbage collection)
     Gc(GcArguments),
     /// Create a project folder with a pipeline that runs without changes
     New(NewArguments),
-    /// Check that this machine has what runs need: exit code 1 if something fails
+    /// Check that this machine has what runs need; exit code 1 if a check fails
     Doctor(DoctorArguments),
     /// Print a completion script for a shell
     Completions(CompletionsArguments),
@@ -152,8 +152,8 @@ pub enum Command {
     Man(ManArguments),
 }
 
-const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; 5 less of the speech has words than --require-coverage; others as of `flow`.";
-const DIARIZE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as of `flow`.";
+const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; 5 less of the speech has words than --require-coverage; others as for `flow`.";
+const DIARIZE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as for `flow`.";
 
 #[derive(Args, Debug)]
 pub struct PushArguments {
@@ -162,16 +162,16 @@ pub struct PushArguments {
     /// hf://datasets/OWNER/NAME, or hf://OWNER/NAME for a model
     #[arg(value_name = "REPOSITORY")]
     pub to: String,
-    /// The branch, which is made where it is not there; main if not given
+    /// The branch, which is created if it does not exist; main if not given
     #[arg(long, value_name = "BRANCH")]
     pub revision: Option<String>,
     /// Make a new repository private
     #[arg(long)]
     pub private: bool,
-    /// The message of the commit
+    /// The commit message
     #[arg(long, value_name = "TEXT", default_value = "Upload with flow")]
     pub message: String,
-    /// Show what would be pushed, and the card of a model; asks the hub nothing
+    /// Show what would be pushed, and the card of a model, without contacting the hub
     #[arg(long)]
     pub dry_run: bool,
     #[command(flatten)]
@@ -180,7 +180,7 @@ pub struct PushArguments {
 
 #[derive(Args, Debug)]
 pub struct NewArguments {
-    /// The folder to create; it must not exist, or be empty
+    /// The folder to create; it must not exist, or must be empty
     pub folder: PathBuf,
     /// The template
     #[arg(long, value_name = "WHAT", default_value = "finetune")]
@@ -203,7 +203,7 @@ pub enum Start {
 
 #[derive(Args, Debug)]
 pub struct GcArguments {
-    /// Keep what this many of the last runs of each pipeline had, and their folders
+    /// Keep what this many last runs of each pipeline used, and the folders of these runs
     #[arg(long, value_name = "RUNS", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub keep: u32,
     /// Only show what would be removed
@@ -217,10 +217,10 @@ pub struct GcArguments {
 pub struct KindsArguments {
     /// Show this kind with all its settings
     pub kind: Option<String>,
-    /// The JSON schema: of the kind's settings, or of pipeline files, for editors
+    /// Print the JSON schema of the kind's settings, or without KIND that of pipeline files (for editors)
     #[arg(long)]
     pub schema: bool,
-    /// Write the pages of all kinds and the schema of pipeline files below this folder
+    /// Write the pages of all kinds and the schema of pipeline files into this folder
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kind", "schema"])]
     pub docs: Option<PathBuf>,
 }

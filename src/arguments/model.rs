@@ -30,9 +30,9 @@ pub struct ModelConvertArguments {
     /// The model: a .nemo archive, a model folder, a Hugging Face folder or a Lightning .ckpt; hf://OWNER/NAME or a URL of object
     /// storage
     pub from: String,
-    /// The path to write. A name that ends in `.nemo` is an archive, one without an ending a model folder
+    /// The path to write: an archive if the name ends in `.nemo`, a model folder if it has no extension
     pub to: PathBuf,
-    /// The format to write, where it does not follow from the name
+    /// The format to write, if it does not follow from the name
     #[arg(long, value_name = "FORM")]
     pub format: Option<ModelFormat>,
     /// The number type of the weights; as they are stored if not given
@@ -47,7 +47,7 @@ pub struct ModelConvertArguments {
     /// Seed of random initialisation
     #[arg(long, value_name = "N", default_value_t = 42)]
     pub seed: u64,
-    /// Leave out the CTC head beside a transducer
+    /// Leave out the CTC head of a model that also has a transducer
     #[arg(long)]
     pub without_ctc: bool,
     /// Replace an existing target
@@ -57,7 +57,9 @@ pub struct ModelConvertArguments {
 
 #[derive(Args, Debug)]
 pub struct ModelDiffArguments {
+    /// A model, in any form that `flow model info` reads
     pub first: String,
+    /// The model to compare it with
     pub second: String,
 }
 
@@ -69,10 +71,10 @@ pub enum LmCommand {
 
 #[derive(Args, Debug)]
 pub struct LmBuildArguments {
-    /// Manifests with texts: Parquet files, and NeMo's with one JSON object to a line
+    /// Manifests with texts: Parquet files, or NeMo's JSON lines
     #[arg(required = true)]
     pub manifests: Vec<PathBuf>,
-    /// The acoustic model of the language model: a .nemo archive, a model folder, a Hugging Face folder or
+    /// The acoustic model that the language model is for: a .nemo archive, a model folder, a Hugging Face folder or
     /// hf://OWNER/NAME
     #[arg(
         long,
@@ -87,7 +89,7 @@ pub struct LmBuildArguments {
     /// Order of the n-grams, in tokens
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub order: u8,
-    /// Write how often each token comes in the texts of each language instead, for `flow transcribe --language-prior`
+    /// Instead, write how often each token occurs in the texts of each language, for `flow transcribe --language-prior`
     #[arg(long, conflicts_with = "order")]
     pub languages: bool,
     /// The file to write; an existing one is replaced

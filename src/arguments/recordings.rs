@@ -11,33 +11,35 @@ use super::Progress;
 pub struct TranscribeArguments {
     #[command(flatten)]
     pub recordings: RecordingsArguments,
-    /// Print words as they are heard, of one recording or of standard input (a WAV file or raw samples as they come: 16 bit, one channel,
-    /// 16 kHz), by a cache-aware model. With --format json one event per line. See docs/transcription.md
+    /// Print words as they are heard, with a cache-aware model, from one recording or from standard input (a WAV file,
+    /// or raw samples: 16 bit, one channel, 16 kHz). With --format json, print one event per line. See
+    /// docs/transcription.md
     #[arg(long)]
     pub stream: bool,
-    /// With --stream: the delay of words that is accepted; the model looks as far ahead as it allows [default: the model's own]
+    /// With --stream: the largest acceptable delay of words; the model looks as far ahead as that allows [default: the
+    /// model's own]
     #[arg(long, value_name = "MS", requires = "stream", value_parser = clap::value_parser!(u32).range(1..))]
     pub latency: Option<u32>,
-    /// Formats to write, apart by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
+    /// Formats to write, separated by commas: txt, json, srt, vtt, tsv, ctm, jsonl, parquet, and with --diarize rttm
     #[arg(long, value_name = "FORMATS", default_value = "txt")]
     pub format: Vec<String>,
     #[command(flatten)]
     pub decoding: DecodingArguments,
-    /// Tell how much of the speech has words (`measure`), and decode speech without words again (`recover`, if nothing else is said);
-    /// the JSON has both. See docs/transcription.md
+    /// Report how much of the speech has words (`measure`), or also decode speech without words again (`recover`, if no
+    /// value is given). The JSON output has the results. See docs/transcription.md
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "recover")]
     pub coverage: Option<Coverage>,
-    /// End with exit code 5 if less than this share of the speech of a recording has words, such as 0.98; with it --coverage need not
-    /// be given
+    /// Exit with code 5 if less than this share of the speech of a recording has words, such as 0.98; implies
+    /// --coverage
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub require_coverage: Option<f64>,
     /// A file of phrases to boost, one per line (their weight: --set boost_weight=1)
     #[arg(long, value_name = "FILE")]
     pub boost: Option<PathBuf>,
-    /// How to use several channels
+    /// How to use the channels of a recording with several
     #[arg(long, value_name = "HOW", default_value = "mix")]
     pub channels: ChannelUse,
-    /// Say who speaks: of each segment and each word
+    /// Name the speaker of each segment and each word
     #[arg(long)]
     pub diarize: bool,
     #[command(flatten)]
@@ -48,7 +50,7 @@ pub struct TranscribeArguments {
 pub struct DiarizeArguments {
     #[command(flatten)]
     pub recordings: RecordingsArguments,
-    /// Formats to write, apart by commas: rttm, json
+    /// Formats to write, separated by commas: rttm, json
     #[arg(long, value_name = "FORMATS", default_value = "rttm")]
     pub format: Vec<String>,
     #[command(flatten)]
@@ -61,33 +63,33 @@ pub struct RecordingsArguments {
     /// Recordings (FLAC, WAV, AIFF, CAF, MP3, AAC, Ogg with Vorbis, Opus or FLAC, MP4 and M4A, QuickTime, Matroska, WebM): files, folders (all audio in them), patterns in quotes, URLs of object storage, or `-` for standard input
     #[arg(required = true)]
     pub input: Vec<String>,
-    /// The folder that receives the files, or a prefix in object storage; folders below an input keep their shape [default: .]
+    /// The folder to write to, or a prefix in object storage; folders below an input are recreated there [default: .]
     #[arg(long, value_name = "DIR")]
     pub out: Option<String>,
-    /// Replace results that were edited since they were written; without it they are left as they are
+    /// Replace results that were edited after they were written; without it they are kept
     #[arg(long)]
     pub overwrite: bool,
-    /// The audio track of films and other files with several, counted from 1; the one that players play if not given
+    /// The audio track of films and other files with several, counted from 1; the one that players choose if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub track: Option<u32>,
-    /// Print the results, in the first of the formats; without --out no files are written
+    /// Print the results in the first of the formats; files are written only if --out is given
     #[arg(long)]
     pub stdout: bool,
     /// The value of another parameter of the command's pipeline, such as max_duration: see pipelines/transcribe.yaml,
     /// pipelines/diarize.yaml, docs/transcription.md and docs/speakers.md
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// The state directory, with the results of earlier runs [default: .flow in the folder of --out; for a URL one beside what is
-    /// kept of object storage]
+    /// The state directory, with the results of earlier runs [default: .flow in the folder of --out; if that is a URL,
+    /// a folder beside the local copies of objects]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Worker threads; one per core if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: Option<u16>,
-    /// What standard error shows meanwhile
+    /// What to show on standard error during the run
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub progress: Progress,
-    /// Write the events, one JSON object per line, to this file too
+    /// Also write the events to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
 }
@@ -99,13 +101,13 @@ pub struct SpeakersArguments {
     /// hf://pyannote/speaker-diarization-community-1, or a folder with config.yaml; see docs/speakers.md
     #[arg(long, value_name = "MODEL")]
     pub diarization_model: Option<String>,
-    /// How many speakers each recording has
+    /// The number of speakers of each recording
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub num_speakers: Option<u16>,
-    /// Fewest speakers of a recording
+    /// The minimum number of speakers of a recording
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub min_speakers: Option<u16>,
-    /// Most speakers of a recording
+    /// The maximum number of speakers of a recording
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub max_speakers: Option<u16>,
     /// Known speakers: JSON, {"NAME": "recording.wav", ...}; see docs/speakers.md
@@ -122,17 +124,17 @@ fn share(text: &str) -> Result<f64, String> {
 /// What is done about speech without words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Coverage {
-    /// It is measured
+    /// Measure it
     Measure,
-    /// It is decoded again, and what then still has no words is measured
+    /// Decode it again, and measure what then still has no words
     Recover,
 }
 
 /// How to use the channels of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ChannelUse {
-    /// Their mean is transcribed
+    /// Transcribe their mean
     Mix,
-    /// Each gets a transcript of its own: NAME.ch1, NAME.ch2 and so on
+    /// Transcribe each separately: NAME.ch1, NAME.ch2 and so on
     Split,
 }

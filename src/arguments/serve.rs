@@ -10,8 +10,9 @@ use flow_cli::arguments::Precision;
 /// What is given here counts more than the file of `--config`.
 #[derive(Args, Debug, Default)]
 pub struct ServeArguments {
-    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage, with its name for
-    /// clients; may be given several times, and the first is used where a client names none. The bundled small model if none is given
+    /// A .nemo archive, a model folder, a Hugging Face folder, hf://OWNER/NAME, or a URL of object storage, with its
+    /// name for clients; may be given several times. Requests that name no model use the first. The bundled small model
+    /// if not given
     #[arg(long, value_name = "[NAME=]MODEL")]
     pub model: Vec<String>,
     /// Allow requests for diarization
@@ -20,26 +21,26 @@ pub struct ServeArguments {
     /// A JSON file of names, each with a recording or an embedding of its voice; with --diarize
     #[arg(long, value_name = "FILE")]
     pub known_speakers: Option<PathBuf>,
-    /// Where models are computed: cpu, cuda or cuda:1 [default: cpu]
+    /// The device that runs the models: cpu, cuda or cuda:1 [default: cpu]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
-    /// What products of models are computed in, on the CPU: int8 and bf16 take less time and memory than f32, and may give other
-    /// words [default: f32]
+    /// The number type of the models' matrix products on the CPU: int8 and bf16 take less time and memory than f32, but
+    /// may give different words [default: f32]
     #[arg(long, value_name = "TYPE")]
     pub precision: Option<Precision>,
-    /// Address and port; port 0 for any that is free [default: 127.0.0.1:8000]
+    /// The address and port; port 0 chooses a free one [default: 127.0.0.1:8000]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<String>,
-    /// Address and port for clients of the Wyoming protocol, such as Home Assistant (usual: 0.0.0.0:10300)
+    /// The address and port for clients of the Wyoming protocol, such as Home Assistant (usually 0.0.0.0:10300)
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub wyoming: Option<String>,
     /// A file of settings; see docs/service.md
     #[arg(long, value_name = "serve.yaml")]
     pub config: Option<PathBuf>,
-    /// A file with an API key on each line, one of which requests then need
+    /// A file with one API key per line; requests then need one of them
     #[arg(long, value_name = "FILE")]
     pub keys: Option<PathBuf>,
-    /// Take jobs (/v1/jobs), and keep them in this folder over restarts
+    /// Accept jobs (/v1/jobs), and keep them in this folder across restarts
     #[arg(long, value_name = "FOLDER")]
     pub jobs: Option<PathBuf>,
     /// The certificate for HTTPS, in PEM
@@ -66,10 +67,10 @@ pub struct ServeArguments {
     /// Refuse larger requests, in MiB [default: 512]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub max_upload: Option<u64>,
-    /// Most requests that wait or run; more are refused [default: 100]
+    /// The maximum number of requests that wait or run; more are refused [default: 100]
     #[arg(long, value_name = "N")]
     pub max_queue: Option<usize>,
-    /// When stopped, time for accepted requests to finish, in seconds [default: 30]
+    /// The time that accepted requests have to finish after a signal to stop, in seconds [default: 30]
     #[arg(long, value_name = "SECONDS")]
     pub drain_timeout: Option<f64>,
 }

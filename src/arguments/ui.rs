@@ -13,10 +13,11 @@ pub struct UiArguments {
     pub files: Vec<PathBuf>,
     #[command(flatten)]
     pub state: StateArguments,
-    /// Address and port on this machine; port 0 for any that is free [default: 127.0.0.1:8001, or another port if that is taken]
+    /// The address and port on this machine; port 0 chooses a free one [default: 127.0.0.1:8001, or another port
+    /// if that is taken]
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
-    /// The folder of shards to which the paths of tars in rows are relative, where it is not that of the run
+    /// The folder of shards that paths of tars in rows are relative to, if it is not that of the run
     #[arg(long, value_name = "FOLDER")]
     pub shards: Option<PathBuf>,
     /// A JSON transcript that `flow transcribe` wrote, or a folder of them; may be given several times
@@ -25,11 +26,11 @@ pub struct UiArguments {
     /// A folder with the recordings of transcripts, as given to `flow transcribe`; may be given several times
     #[arg(long, value_name = "FOLDER")]
     pub recordings: Vec<PathBuf>,
-    /// Transcribe recordings and the microphone on the page of transcripts, with this model, as `flow serve` takes it; may be given
-    /// several times
+    /// Allow transcription of recordings and of the microphone on the page of transcripts, with this model (as for
+    /// `flow serve`); may be given several times
     #[arg(long, value_name = "[NAME=]MODEL")]
     pub model: Vec<String>,
-    /// Allow to ask who speaks in them
+    /// Allow diarization of these recordings
     #[arg(long, requires = "model")]
     pub diarize: bool,
     /// Allow corrections of texts, marking of bad rows, and naming of speakers

@@ -24,10 +24,10 @@ const DOCTOR_VERSION: u32 = 1;
 
 #[derive(Args, Debug)]
 pub struct DoctorArguments {
-    /// One JSON object instead of lines
+    /// Print one JSON object instead of lines
     #[arg(long)]
     pub json: bool,
-    /// Also run a small bundled model, and compare with NeMo's results
+    /// Also run a small bundled model, and compare its results with NeMo's
     #[arg(long)]
     pub selftest: bool,
     /// The device for training: `cpu`, `cuda` or `cuda:1`; its driver must be available, and the self-test runs on it

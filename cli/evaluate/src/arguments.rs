@@ -9,36 +9,37 @@ use flow_cli::arguments::DecodingArguments;
 
 #[derive(Debug, Subcommand)]
 pub enum EvaluateCommand {
-    /// Error rates of diarization, and of words with speakers, against a reference
+    /// Compute error rates of diarization, and of words with speakers, against a reference
     Diarization(EvaluateDiarizationArguments),
-    /// Error rates of texts that any system wrote, against a reference
+    /// Compute error rates of the texts of any system against a reference
     Texts(EvaluateTextsArguments),
-    /// Two results on the same references: difference of their error rates, confidence interval and p-value
+    /// Compare two results on the same references: difference of their error rates, confidence interval and p-value
     Compare(EvaluateCompareArguments),
-    /// How far confidences of words are from the share of words that are right; calibrate a model's confidences
+    /// Measure how far confidences of words are from the share of correct words, or calibrate a model's confidences
     Confidence(EvaluateConfidenceArguments),
-    /// Which weight of boosted phrases is best: error rates with each, on recordings whose texts are known
+    /// Find the best weight of boosted phrases: error rates with each, on recordings whose texts are known
     Boosting(EvaluateBoostingArguments),
-    /// How far the times of words are from those of a reference
+    /// Measure how far the times of words are from those of a reference
     Times(EvaluateTimesArguments),
 }
 
 // How words are compared. (A doc comment would become that of the commands.)
 #[derive(Args, Debug, Default)]
 pub struct NormalizationArguments {
-    /// Normalisation of words before they are compared, as in evaluation.report; by `texts` beside the plain comparison
+    /// How words are normalised before they are compared, as in evaluation.report; `texts` also compares them without
+    /// it
     #[arg(long, value_name = "HOW", default_value = "none")]
     pub normalize: Normalize,
     /// With `--normalize whisper_basic`: drop diacritics
     #[arg(long)]
     pub remove_diacritics: bool,
-    /// With `--normalize`: a space between any two letters
+    /// With `--normalize`: put a space between any two letters
     #[arg(long)]
     pub split_letters: bool,
     /// Another normalisation for rows of a language: `en=open_asr_english` (may be repeated)
     #[arg(long, value_name = "LANG=HOW", value_parser = language_normalization)]
     pub normalize_language: Vec<(String, Normalize)>,
-    /// With `--normalize indic` or `by_language`: digits of all scripts become those of ASCII
+    /// With `--normalize indic` or `by_language`: convert the digits of all scripts to ASCII
     #[arg(long)]
     pub ascii_digits: bool,
 }
@@ -78,7 +79,7 @@ pub struct EvaluateCompareArguments {
     /// The second result
     #[arg(value_name = "B")]
     pub b: PathBuf,
-    /// The reference of both, if they do not have it themselves
+    /// The reference of both results, if their files do not have it
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
     /// Lines of text begin with the name of their utterance, as in Kaldi's `text`
@@ -97,7 +98,7 @@ pub struct EvaluateCompareArguments {
     /// The output format
     #[arg(long, default_value = "text")]
     pub format: CompareFormat,
-    /// As `--format json`
+    /// The same as `--format json`
     #[arg(long)]
     pub json: bool,
 }
@@ -110,11 +111,11 @@ pub struct EvaluateConfidenceArguments {
     pub transcripts: Vec<PathBuf>,
     #[command(flatten)]
     pub normalization: NormalizationArguments,
-    /// Fit probabilities to the words and write them into the folder of this model, or beside its archive: from then on they are the
-    /// confidences of its words
+    /// Fit probabilities to the words, and write them into the folder of this model or beside its archive; they become
+    /// the confidences of its words
     #[arg(long, value_name = "MODEL")]
     pub calibrate: Option<PathBuf>,
-    /// One JSON object instead of lines
+    /// Print one JSON object instead of lines
     #[arg(long)]
     pub json: bool,
 }
@@ -138,7 +139,7 @@ pub struct EvaluateBoostingArguments {
     pub set: Vec<String>,
     #[command(flatten)]
     pub normalization: NormalizationArguments,
-    /// One JSON object instead of a table
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
 }
@@ -162,7 +163,7 @@ pub struct EvaluateTimesArguments {
     pub hypothesis: PathBuf,
     #[command(flatten)]
     pub normalization: NormalizationArguments,
-    /// One JSON object instead of a table
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
     /// Write an HTML page with the distribution of the differences, and the table by recording
@@ -182,7 +183,7 @@ pub struct EvaluateTextsArguments {
     /// json`; a manifest with `text` and `pred_text` needs no second file
     #[arg(value_name = "REFERENCE")]
     pub reference: PathBuf,
-    /// The hypothesis, in any of these forms: of a manifest `pred_text`, or `text` in a line without it
+    /// The hypothesis, in any of these forms: a manifest's `pred_text`, or `text` in lines without it
     #[arg(value_name = "HYPOTHESIS")]
     pub hypothesis: Option<PathBuf>,
     /// Lines of text begin with the name of their utterance, as in Kaldi's `text`
@@ -190,7 +191,7 @@ pub struct EvaluateTextsArguments {
     pub ids: bool,
     #[command(flatten)]
     pub normalization: NormalizationArguments,
-    /// Error rates by the values of a column, too: a key of the manifest's lines (may be repeated)
+    /// Also show error rates by the values of a column: a key of the manifest's lines (may be repeated)
     #[arg(long, value_name = "COLUMN")]
     pub by: Vec<String>,
     /// Resamples of the bootstrap for 95 % confidence intervals; recordings are drawn as a whole. 0: no intervals
@@ -198,10 +199,10 @@ pub struct EvaluateTextsArguments {
     pub resamples: u32,
     #[command(flatten)]
     pub draw: DrawArguments,
-    /// Manifests of the training data: error rates of words by how often they are in them
+    /// Manifests of the training data: show error rates of words by how often they occur in it
     #[arg(long, value_name = "MANIFEST", num_args = 1..)]
     pub train: Vec<PathBuf>,
-    /// The first counts of the ranges after that of words that are not in the training data
+    /// The lower bounds of the ranges of counts, beside the range of words that are not in the training data
     #[arg(
         long,
         value_name = "N,...",
@@ -210,16 +211,16 @@ pub struct EvaluateTextsArguments {
         requires = "train"
     )]
     pub training_counts: Vec<u64>,
-    /// A file with a name in each line: error rates of names, and how many are right as a whole
+    /// A file with one name per line: show error rates of names, and how many are entirely correct
     #[arg(long, value_name = "FILE")]
     pub names: Option<PathBuf>,
-    /// Error rates of the words in another script, or behind a tag of another language, than the word before
+    /// Show error rates of words whose script, or language tag, differs from that of the word before
     #[arg(long)]
     pub switches: bool,
-    /// Show so many utterances with the most errors
+    /// Show this many utterances with the most errors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub worst: usize,
-    /// One JSON object instead of a table
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
 }
@@ -233,14 +234,14 @@ pub struct EvaluateDiarizationArguments {
     /// The hypothesis, in any of these formats; words are scored where both sides have them
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub hypothesis: Vec<PathBuf>,
-    /// The parts of recordings that are scored: UEM; recordings that it does not name are left out
+    /// A UEM file with the parts of recordings to score; recordings that it does not name are left out
     #[arg(long, value_name = "UEM")]
     pub uem: Option<PathBuf>,
     /// Seconds around each boundary of the reference that are excluded, half before it and half after it (as in
     /// pyannote.metrics; twice the collar of md-eval)
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub collar: f64,
-    /// Leave out where speakers of the reference overlap
+    /// Leave out overlapping speech of the reference
     #[arg(long)]
     pub skip_overlap: bool,
     #[command(flatten)]
@@ -251,7 +252,7 @@ pub struct EvaluateDiarizationArguments {
     /// The folder of the recordings, which the page plays
     #[arg(long, value_name = "FOLDER", requires = "page")]
     pub audio: Option<PathBuf>,
-    /// One JSON object instead of a table
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub json: bool,
 }
@@ -265,13 +266,13 @@ pub enum Normalize {
     None,
     /// Whisper's BasicTextNormalizer, which removes vowel signs like punctuation
     WhisperBasic,
-    /// The same, but marks such as vowel signs stay
+    /// The same, but vowel signs and other marks are kept
     KeepMarks,
     /// Whisper's EnglishTextNormalizer: numbers, contractions and spellings, too
     WhisperEnglish,
     /// The Open ASR Leaderboard's EnglishTextNormalizer, of August 2026
     OpenAsrEnglish,
-    /// For Indic languages, as Vistaar has it: no punctuation, one encoding
+    /// The normalisation of Vistaar for Indic languages: no punctuation, one encoding
     Indic,
     /// whisper_english, indic or keep_marks, by the language of the row
     ByLanguage,

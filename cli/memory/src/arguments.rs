@@ -16,31 +16,33 @@ pub struct MemoryArguments {
     /// The longest clip, in seconds; the stage's max_duration if not given
     #[arg(long, value_name = "SECONDS")]
     pub longest: Option<f64>,
-    /// Tokens per second of speech, at most; 12 if not given
+    /// The maximum number of tokens per second of speech; 12 if not given
     #[arg(long, value_name = "N")]
     pub tokens_per_second: Option<f64>,
-    /// Pieces of the vocabulary, where the pipeline makes its tokenizer itself or `init` is a model of the hub
+    /// The size of the vocabulary, if the pipeline trains its tokenizer or `init` is a model of the hub
     #[arg(long, value_name = "N", value_parser = vocabulary)]
     pub vocabulary: Option<usize>,
-    /// The training stage, where a pipeline has several
+    /// The training stage, if the pipeline has several
     #[arg(long, value_name = "STAGE")]
     pub stage: Option<String>,
-    /// In place of the table: the most clips of each bucket of durations and texts whose micro-batch fits into the device's
-    /// memory, as the setting `bucket_batch_size` takes them. On a CUDA device without --device-memory: what the driver says is free
+    /// Instead of the table, print the largest number of clips of each bucket of durations and texts whose micro-batch
+    /// fits into the device's memory, as the setting `bucket_batch_size` takes them. On a CUDA device without
+    /// --device-memory, that is the memory that the driver reports as free
     #[arg(long, conflicts_with = "roofline")]
     pub bucket_batch_size: bool,
-    /// With --bucket-batch-size: does a training step of each size on the device of the settings, and lowers those that do not fit
+    /// With --bucket-batch-size: run a training step of each size on the device of the settings, and lower those that
+    /// do not fit
     #[arg(long, requires = "bucket_batch_size")]
     pub trial: bool,
-    /// In place of memory: operations, bytes and the least time of each part of a training step on a card, by its published
-    /// rates
+    /// Instead of memory, print the operations, the bytes and the minimum time of each part of a training step on a
+    /// card, computed from its published rates
     #[arg(long, conflicts_with = "device_memory")]
     pub roofline: bool,
     /// With --roofline: the card, h100, h200, l4 or 4090
     #[arg(long, value_name = "CARD", default_value = "h100", value_parser = card, requires = "roofline")]
     pub device: &'static flow_training::roofline::Card,
-    /// With --roofline: the micro-batch, as CLIPSxSECONDSxTOKENS, the last two of each clip, such as 9x10x120; without it a
-    /// full one of the longest clips
+    /// With --roofline: the micro-batch as CLIPSxSECONDSxTOKENS (seconds and tokens of each clip), such as 9x10x120; a
+    /// full one of the longest clips if not given
     #[arg(long, value_name = "SHAPE", value_parser = micro_batch, requires = "roofline")]
     pub micro_batch: Option<flow_training::memory::BatchShape>,
     #[command(flatten)]
@@ -65,7 +67,7 @@ pub struct DecodingMemoryArguments {
     /// Of a model: the number type in which matrices are kept; f32 if not given
     #[arg(long, value_name = "TYPE")]
     pub weights: Option<ModelDtype>,
-    /// Of a model: what products are computed in, on the CPU; f32 if not given
+    /// Of a model: the number type of matrix products on the CPU; f32 if not given
     #[arg(long, value_name = "TYPE")]
     pub precision: Option<Precision>,
 }

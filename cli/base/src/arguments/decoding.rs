@@ -14,27 +14,27 @@ pub struct DecodingArguments {
     /// What the model processes at once
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub window: WindowMethod,
-    /// The head that decodes a model with two [default: the transducer, or CTC where there is none]
+    /// The decoder to use, for a model with two [default: the transducer, or CTC if there is none]
     #[arg(long, value_name = "HEAD")]
     pub decoder: Option<Decoder>,
-    /// Keep so many hypotheses (beam search); 0 or 1 for greedy search, the default
+    /// The number of hypotheses of beam search; 0 or 1 for greedy search, the default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=64))]
     pub beam: Option<u16>,
-    /// An n-gram language model in the ARPA format, such as `flow lm build` writes (its weight: --set lm_weight=0.3)
+    /// An n-gram language model in the ARPA format, as `flow lm build` writes it (its weight: --set lm_weight=0.3)
     #[arg(long, value_name = "FILE")]
     pub lm: Option<PathBuf>,
-    /// The languages that are spoken, apart by commas, such as `fr` or `hi,en`: nothing is written in another script
+    /// The spoken languages, separated by commas, such as `fr` or `hi,en`; no text is written in other scripts
     #[arg(long, value_name = "CODES")]
     pub language: Option<String>,
-    /// With --language: counts of the model's tokens by language, such as `flow lm build --languages` writes, by which tokens of other
-    /// languages are less probable (their weight: --set language_weight=1)
+    /// With --language: counts of the model's tokens by language, as `flow lm build --languages` writes them, which
+    /// make tokens of other languages less probable (their weight: --set language_weight=1)
     #[arg(long, value_name = "FILE", requires = "language")]
     pub language_prior: Option<PathBuf>,
-    /// Where the model is computed: cpu, cuda or cuda:1
+    /// The device that runs the model: cpu, cuda or cuda:1
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
-    /// What products of the model are computed in, on the CPU: int8 and bf16 take less time and memory than f32, and may give other
-    /// words; see docs/transcription.md
+    /// The number type of the model's matrix products on the CPU: int8 and bf16 take less time and memory than f32, but
+    /// may give different words; see docs/transcription.md
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub precision: Precision,
 }
@@ -55,7 +55,7 @@ pub enum WindowMethod {
     Auto,
     /// Windows of speech between pauses
     Vad,
-    /// Chunks of a fixed length, the decoder's state carried from one to the next
+    /// Chunks of a fixed length; the decoder's state is carried from one to the next
     Chunked,
     /// The whole recording in one pass
     Full,

@@ -9,7 +9,7 @@ use clap::Args;
 pub struct PipelineArguments {
     /// The pipeline file
     pub pipeline: PathBuf,
-    /// An overlay with values of parameters; may be given several times, later ones win
+    /// An overlay: a YAML file with values of parameters; may be given several times, and later ones win
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
     /// The value of a parameter, after all overlays: `--set train.max_steps=100`
