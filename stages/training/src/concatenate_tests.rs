@@ -63,6 +63,8 @@ fn every_row_is_in_one_clip_and_limits_hold() {
                         tokens
                     })
                     .collect(),
+                // Of every third case: two prompts.
+                prompts: (0..rows).filter(|_| case % 3 == 0).map(|row| row % 2).collect(),
             },
             ..LoadedBatch::default()
         };
@@ -88,7 +90,12 @@ fn every_row_is_in_one_clip_and_limits_hold() {
         let MicroBatch {
             signals: heard,
             tokens: learned,
+            prompts,
         } = &joined.batch;
+        assert_eq!(prompts.len(), if case % 3 == 0 { clips.len() } else { 0 });
+        for (clip, prompt) in clips.iter().zip(prompts) {
+            assert!(clip.iter().all(|row| row % 2 == *prompt), "case {case}");
+        }
         assert_eq!((heard.len(), learned.len()), (clips.len(), clips.len()));
         for ((clip, signal), tokens) in clips.iter().zip(heard).zip(learned) {
             let mut expected: Vec<f32> = Vec::new();
