@@ -3,6 +3,7 @@
 pub mod audio_quality;
 pub mod average;
 pub mod checkpoint;
+pub mod concatenate;
 mod device_figures;
 pub mod early_stopping;
 pub mod error;

@@ -8,6 +8,7 @@ use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type};
 use flow_kind::ColumnType;
 use flow_model::tokenizer::Tokenizer;
 
+use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::prompts::RowPrompts;
@@ -22,6 +23,14 @@ pub const BATCH_COLUMNS: &[(&str, ColumnType)] = &[
     ("text", ColumnType::AnyText),
     ("signal", ColumnType::Any),
 ];
+
+/// How rows become the clips of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowRules {
+    pub limit: TextLimit,
+    /// How clips are joined; none: each row is a clip.
+    pub concatenate: Option<Concatenate>,
+}
 
 /// The stage of a curriculum that a step belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +65,7 @@ pub struct LoadedStep {
     pub seconds: Vec<f64>,
     /// Segments whose recordings could not be loaded.
     pub lost: Vec<String>,
-    /// Segments that were left out because their audio holds samples that are no numbers.
+    /// Segments that were left out because their audio holds samples that are not numbers.
     pub dropped: Vec<String>,
     /// Segments that were left out because their texts have too many tokens.
     pub too_long: Vec<String>,
@@ -70,10 +79,10 @@ pub type StepPrompts<'a> = Option<(&'a RowPrompts, u64)>;
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
-    limit: TextLimit,
+    rules: RowRules,
     prompts: StepPrompts,
 ) -> Result<LoadedStep, TrainingError> {
-    own_micro_batches(batches, tokenizer, limit, prompts, |_, _| true)
+    own_micro_batches(batches, tokenizer, rules, prompts, |_, _| true)
 }
 
 /// As [`micro_batches`], of those for which `is_own` is true: it is given the place of a micro-batch and the number of
@@ -81,15 +90,20 @@ pub fn micro_batches(
 pub fn own_micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
-    limit: TextLimit,
+    rules: RowRules,
     prompts: StepPrompts,
     is_own: impl Fn(u32, u32) -> bool,
 ) -> Result<LoadedStep, TrainingError> {
-    let TextLimit { max_tokens, rule } = limit;
+    let RowRules {
+        limit: TextLimit { max_tokens, rule },
+        concatenate,
+    } = rules;
     let planned = planned_seconds(batches)?;
     let count = planned.len() as u32;
     let places: BTreeMap<(u32, u32), u32> = planned.keys().copied().zip(0..).collect();
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
+    // Of the rows of each group, where clips are joined.
+    let mut group_texts: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
     let (mut lost, mut dropped, mut too_long) = (Vec::new(), Vec::new(), Vec::new());
     for batch in batches {
         let (ranks, micros, epochs) = (
@@ -136,16 +150,16 @@ pub fn own_micro_batches(
                 dropped.push(segment);
                 continue;
             }
-            let mut tokens = if texts.is_null(row) {
-                Vec::new()
-            } else {
-                tokenizer.encode(texts.value(row))
-            };
+            let text = if texts.is_null(row) { "" } else { texts.value(row) };
+            let mut tokens = tokenizer.encode(text);
             if tokens.len() > max_tokens && rule == OverLimit::Reject {
                 too_long.push(segment);
                 continue;
             }
             tokens.truncate(max_tokens);
+            if concatenate.is_some() {
+                group_texts.entry(key).or_default().push(text.to_owned());
+            }
             if let (Some((prompts, step)), Some(languages)) = (prompts, &languages) {
                 let language = if languages.is_null(row) {
                     ""
@@ -162,10 +176,15 @@ pub fn own_micro_batches(
             group.batch.tokens.push(tokens);
         }
     }
+    let joined = |(key, batch): ((u32, u32), LoadedBatch)| match (concatenate, group_texts.get(&key)) {
+        (Some(concatenate), Some(texts)) => concatenate.join(batch, texts, tokenizer, max_tokens),
+        _ => batch,
+    };
     Ok(LoadedStep {
         batches: groups
-            .into_values()
-            .filter(|batch| !batch.segments.is_empty())
+            .into_iter()
+            .filter(|(_, batch)| !batch.segments.is_empty())
+            .map(joined)
             .collect(),
         planned: count,
         seconds: planned.into_values().collect(),

@@ -10,7 +10,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
-use crate::long_texts::TextLimit;
 use crate::transcripts::Transcripts;
 
 /// How the language prompts of rows are chosen.
@@ -54,13 +53,6 @@ pub enum PromptMode {
     /// `auto` with the probability `unified_auto_ratio`, else that of its language; drawn for each row of each step from the seed.
     #[serde(rename = "unified")]
     Unified,
-}
-
-/// What becomes of rows, by the settings.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowRules {
-    pub limit: TextLimit,
-    pub prompts: PromptSettings,
 }
 
 /// The prompts of rows for a model.

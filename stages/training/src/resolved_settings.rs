@@ -124,6 +124,11 @@ impl ResolvedSettings {
         if let Some(mlflow) = &self.mlflow {
             mlflow.check().map_err(|why| TrainingError::setting("mlflow", why))?;
         }
+        if let Some(concatenate) = &self.concatenate {
+            concatenate
+                .check()
+                .map_err(|why| TrainingError::setting("concatenate", why))?;
+        }
         if let Some(stopping) = &self.early_stopping {
             if self.eval_every == 0 || stopping.patience == 0 {
                 return refuse("early_stopping", "it needs `eval_every` and `patience` above 0");
@@ -326,6 +331,9 @@ impl ResolvedSettings {
         // Omitted with `truncate`, the behaviour of checkpoints older than the setting.
         if self.long_texts != OverLimit::Truncate {
             note("long_texts", json!(self.long_texts));
+        }
+        if let Some(concatenate) = &self.concatenate {
+            note("concatenate", json!(concatenate));
         }
         // As above.
         if self.batch_norm != BatchNormStatistics::Rank {

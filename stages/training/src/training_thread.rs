@@ -20,10 +20,10 @@ use flow_model::model::TdtModel;
 
 use crate::error::TrainingError;
 use crate::init::{configuration, fetch_model, is_remote};
-use crate::loaded_rows::{micro_batches, own_micro_batches, stage_mark};
+use crate::loaded_rows::{RowRules, micro_batches, own_micro_batches, stage_mark};
 use crate::long_texts::{LongTexts, TextLimit};
 use crate::memory::{self, MemoryCheck};
-use crate::prompts::{RowPrompts, RowRules};
+use crate::prompts::RowPrompts;
 use crate::ranks::{LoadedElsewhere, ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
@@ -66,10 +66,6 @@ pub(crate) fn train(
     let screen = context.clone();
     let evaluate = evaluation(settings, context, "validation", settings.eval_samples_per_language)?;
     let protected = evaluation(settings, context, "protect", settings.protect.samples_per_language)?;
-    let rules = RowRules {
-        limit: text_limit(settings),
-        prompts: settings.prompts.clone(),
-    };
     let mut session = Session::begin_distributed(
         settings,
         data,
@@ -78,7 +74,7 @@ pub(crate) fn train(
         context.processes.as_ref().map(|processes| ProcessGroup {
             processes,
             rank_bytes: checked.map(|checked| checked.another),
-            own_batches: context.share.map(|_| &rules),
+            own_batches: context.share.map(|_| (row_rules(settings), &settings.prompts)),
         }),
     )?;
     if let Some(protected) = protected {
@@ -375,10 +371,13 @@ fn serve_request(context: &Context, session: &mut Session, request: CheckpointRe
     request.stop
 }
 
-fn text_limit(settings: &ResolvedSettings) -> TextLimit {
-    TextLimit {
-        max_tokens: settings.max_tokens,
-        rule: settings.long_texts,
+fn row_rules(settings: &ResolvedSettings) -> RowRules {
+    RowRules {
+        limit: TextLimit {
+            max_tokens: settings.max_tokens,
+            rule: settings.long_texts,
+        },
+        concatenate: settings.concatenate,
     }
 }
 
@@ -433,11 +432,11 @@ fn one_step(
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
     let prompts = prompts.map(|prompts| (prompts, work.step));
     let mut loaded = match &elsewhere {
-        None => micro_batches(&work.batches, tokenizer, text_limit(settings), prompts)?,
+        None => micro_batches(&work.batches, tokenizer, row_rules(settings), prompts)?,
         Some(elsewhere) => own_micro_batches(
             &work.batches,
             tokenizer,
-            text_limit(settings),
+            row_rules(settings),
             prompts,
             |place, planned| elsewhere.is_own(place, planned),
         )?,
@@ -456,7 +455,7 @@ fn one_step(
     // Where the train rows are an input, a warning about those with too many tokens was sent before the first step.
     let warned = context.input("train").is_some();
     let left_out = [
-        (&loaded.dropped, "samples that are no numbers"),
+        (&loaded.dropped, "samples that are not numbers"),
         (&loaded.too_long, "more tokens than `max_tokens`"),
     ];
     for (segments, why) in &left_out[..if warned { 1 } else { 2 }] {

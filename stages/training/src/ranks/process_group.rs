@@ -6,7 +6,8 @@ use std::sync::Arc;
 use flow_kind::processes::Processes;
 
 use crate::error::TrainingError;
-use crate::prompts::RowRules;
+use crate::loaded_rows::RowRules;
+use crate::prompts::PromptSettings;
 
 /// The processes that the ranks of a training are distributed over, as process 0 sees them.
 #[derive(Clone, Copy)]
@@ -16,7 +17,7 @@ pub struct ProcessGroup<'a> {
     pub rank_bytes: Option<u64>,
     /// Where each process loads the micro-batches of its own ranks: what becomes of their rows. Otherwise process 0 sends
     /// them.
-    pub own_batches: Option<&'a RowRules>,
+    pub own_batches: Option<(RowRules, &'a PromptSettings)>,
 }
 
 /// The number of ranks of each process. All processes have the same number; ranks are numbered in the order of the

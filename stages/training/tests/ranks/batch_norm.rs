@@ -39,6 +39,7 @@ fn shared_out(step: u64, ranks: u32) -> Vec<LoadedBatch> {
                 tokens: tokens.to_vec(),
                 prompts: Vec::new(),
             },
+            ..LoadedBatch::default()
         })
         .collect()
 }

@@ -79,6 +79,7 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
                     tokens: vec![vec![8, 30 + n as u32, 31], vec![7, 40]],
                     prompts: Vec::new(),
                 },
+                ..LoadedBatch::default()
             }
         })
         .collect()

@@ -7,10 +7,12 @@ use flow_nn::layers::convolution::BatchNorm;
 
 use super::format::DTYPES;
 use super::{Message, MessageReader};
+use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
+use crate::loaded_rows::RowRules;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
-use crate::prompts::{PromptMode, PromptSettings, RowRules};
+use crate::prompts::{PromptMode, PromptSettings};
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport};
 use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
@@ -57,7 +59,8 @@ fn loaded() -> LoadedBatch {
         rank: 1,
         micro: 2,
         place: 4,
-        segments: vec!["a".into(), String::new()],
+        segments: vec!["a".into(), String::new(), "b".into()],
+        joined: vec![1, 2],
         batch: MicroBatch {
             signals: vec![vec![0.25, -1.0], vec![]],
             tokens: vec![vec![], vec![7, 8, 9]],
@@ -99,18 +102,24 @@ fn report() -> RankReport {
     }
 }
 
-fn rules() -> RowRules {
-    RowRules {
+fn rules() -> (RowRules, PromptSettings) {
+    let rows = RowRules {
         limit: TextLimit {
             max_tokens: 9,
             rule: OverLimit::Truncate,
         },
-        prompts: PromptSettings {
-            default_prompt_mode: PromptMode::Auto,
-            unified_auto_ratio: 0.1,
-            prompt_of: [("hi".into(), "hi-IN".into()), ("en".into(), "en-US".into())].into(),
-        },
-    }
+        concatenate: Some(Concatenate {
+            gap_seconds: 0.25,
+            duration_factor: 2.0,
+            max_duration: Some(30.0),
+        }),
+    };
+    let prompts = PromptSettings {
+        default_prompt_mode: PromptMode::Auto,
+        unified_auto_ratio: 0.1,
+        prompt_of: [("hi".into(), "hi-IN".into()), ("en".into(), "en-US".into())].into(),
+    };
+    (rows, prompts)
 }
 
 fn config() -> TrainerConfig {
@@ -165,7 +174,7 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
     assert_eq!(reader.value::<LoadedShare>()?, share());
     assert_eq!(reader.value::<TrainerConfig>()?, config());
     assert_eq!(reader.value::<AdamWConfig>()?, AdamWConfig::default());
-    assert_eq!(reader.value::<RowRules>()?, rules());
+    assert_eq!(reader.value::<(RowRules, PromptSettings)>()?, rules());
     assert_eq!(reader.value::<Option<[u8; 128]>>()?, Some([7; 128]));
     assert_eq!(reader.value::<Option<u64>>()?, None);
     assert_eq!(reader.value::<CollectiveKey>()?, statistics());
@@ -200,7 +209,7 @@ fn damaged_messages_are_errors_and_never_panic() {
             reader.value::<LoadedShare>()?;
             reader.value::<TrainerConfig>()?;
             reader.value::<AdamWConfig>()?;
-            reader.value::<RowRules>()?;
+            reader.value::<(RowRules, PromptSettings)>()?;
             Ok(())
         })();
     }

@@ -11,10 +11,12 @@ use flow_model::parameter_groups::StatisticsPass;
 use flow_nn::layers::convolution::BatchNorm;
 
 use super::{Message, MessageReader, malformed_message};
+use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
+use crate::loaded_rows::RowRules;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
-use crate::prompts::{PromptMode, PromptSettings, RowRules};
+use crate::prompts::{PromptMode, PromptSettings};
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport, StepPlan};
 use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
@@ -118,7 +120,7 @@ structures! {
     StepPlan { step, planned, received, rounds }
     CollectiveKey { step, round, op }
     MicroBatch { signals, tokens, prompts }
-    LoadedBatch { epoch, rank, micro, place, segments, batch }
+    LoadedBatch { epoch, rank, micro, place, segments, joined, batch }
     BatchFigures { place, epoch, utterances, audio_samples, padded_seconds }
     LoadedShare { step, seconds, batches, lost, dropped, too_long }
     OutOfMemory { segments, seconds, tokens, parts }
@@ -127,8 +129,9 @@ structures! {
     Recipe { unfreeze_step, phase1, phase2 }
     AdamWConfig { betas, epsilon, weight_decay, eight_bit, master_weights }
     TextLimit { max_tokens, rule }
+    Concatenate { gap_seconds, duration_factor, max_duration }
+    RowRules { limit, concatenate }
     PromptSettings { default_prompt_mode, unified_auto_ratio, prompt_of }
-    RowRules { limit, prompts }
     TrainerConfig {
         recipe, clip, ranks, fold_update, offload, rank_timeout, device, tf32, recompute, batch_norm, reduce_dtype,
         reduce_every, seed, spec_augment, dither, dropout, row_losses
