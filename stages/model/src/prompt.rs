@@ -24,12 +24,16 @@ impl PromptKernel {
     /// `prompt_kernel.0` and `prompt_kernel.2`, if the model has a prompt.
     pub fn of_model(config: &ModelConfig, builder: &mut ParameterBuilder) -> Result<Option<Self>> {
         let Some(prompt) = &config.prompt else { return Ok(None) };
-        let (width, prompts) = (config.encoder.d_model, prompt.prompts);
-        Ok(Some(PromptKernel {
+        Self::new(config.encoder.d_model, prompt.prompts, builder).map(Some)
+    }
+
+    /// Layers of width D for so many prompts.
+    pub(crate) fn new(width: usize, prompts: usize, builder: &mut ParameterBuilder) -> Result<Self> {
+        Ok(PromptKernel {
             first: Linear::new(&format!("{NAME}0"), width + prompts, 2 * width, true, builder)?,
             second: Linear::new(&format!("{NAME}2"), 2 * width, width, true, builder)?,
             prompts,
-        }))
+        })
     }
 
     /// Frames (rows, D) -> (rows, D), by the prompt of this number.

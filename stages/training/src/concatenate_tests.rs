@@ -31,7 +31,7 @@ fn clips_are_joined_as_by_lhotse() {
     }
 }
 
-/// The words of a text: whole numbers, so that rows are told apart.
+/// A text of some words and the number of its row, perhaps with a tag.
 fn text(random: &mut SplitMix64, row: usize) -> String {
     let tag = ["<|hi|> ", "<|en|> ", ""][random.below(3)];
     let words = (0..random.below(4)).map(|_| ["ring", "sing", "king"][random.below(3)]);
