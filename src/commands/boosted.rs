@@ -60,6 +60,19 @@ fn line(mut boosted: Boosted) -> String {
         let words = plural(boosted.other_words, "word");
         line += &format!("; {words} of no phrase changed (see `boosted` in the JSON)");
     }
+    if !boosted.other_case.is_empty() {
+        let named = boosted.other_case.iter().take(MOST_NAMED);
+        let named: Vec<String> = named.map(|phrase| escape_line(phrase).into_owned()).collect();
+        let more = if boosted.other_case.len() > MOST_NAMED {
+            ", ..."
+        } else {
+            ""
+        };
+        line += &format!(
+            "; without effect, as the model writes letters of one case and these have others: {}{more}",
+            named.join(", ")
+        );
+    }
     line
 }
 
@@ -80,11 +93,13 @@ mod tests {
         let boosted = Boosted {
             phrases: phrases.collect(),
             other_words: 1,
+            other_case: vec!["NORTH".to_owned()],
         };
         assert_eq!(
             line(boosted),
             "boosted phrases were written 21 times, 5 of them because they were boosted: name 6 6, name 5 5, name 4 4, \
-             name 3 3, name 2 2, ...; 1 word of no phrase changed (see `boosted` in the JSON)"
+             name 3 3, name 2 2, ...; 1 word of no phrase changed (see `boosted` in the JSON); without effect, as the model writes \
+             letters of one case and these have others: NORTH"
         );
         assert_eq!(line(Boosted::default()), "boosted phrases were written 0 times");
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use flow_model::checkpoint::OpenModel;
+use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_runtime::run::is_ignored;
 use flow_service::engine::{EngineError, ModelSettings};
 use flow_service::http::{ServeError, ServeSettings, Server, SettingsError, StopHandle};
@@ -135,11 +135,15 @@ pub(super) fn named_model(given: &str) -> ModelSettings {
 }
 
 fn model_name(model: &str) -> String {
+    let path = Path::new(model);
+    if let Some((base, adapter)) = base_and_adapter(path) {
+        let [base, adapter] = [base, adapter].map(|path| model_name(&path.to_string_lossy()));
+        return format!("{base}+{adapter}");
+    }
     if let Some(reference) = model.strip_prefix("hf://") {
         let parts: Vec<&str> = reference.split('/').take(2).collect();
         return parts.join("/").split('@').next().unwrap_or_default().to_owned();
     }
-    let path = Path::new(model);
     let name = if path.extension().is_some_and(|extension| extension == "nemo") {
         path.file_stem()
     } else {
@@ -222,6 +226,11 @@ mod tests {
             ("big=hf://nvidia/parakeet", "big", "hf://nvidia/parakeet"),
             ("models/lr=3.nemo", "lr=3", "models/lr=3.nemo"),
             ("=a.nemo", "=a", "=a.nemo"),
+            (
+                "a.nemo+tests/data/golden/adapters/lora_qkvo",
+                "a+lora_qkvo",
+                "a.nemo+tests/data/golden/adapters/lora_qkvo",
+            ),
         ] {
             assert_eq!(given(argument), (name.to_owned(), path.to_owned()), "{argument}");
         }

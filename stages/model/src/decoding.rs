@@ -70,7 +70,7 @@ pub struct DecodingSettings {
     /// The texts of the boosted phrases, as the model writes them.
     pub boosted: Arc<[String]>,
     /// The frames of each utterance in which phrases score ([`Fusion::add_phrases`]), where voice activity has looked for speech; empty
-    /// for all frames of all utterances. CTC's beam search takes all frames.
+    /// for all frames of all utterances.
     pub speech: Vec<Vec<Range<usize>>>,
     /// What a user has to know of files that were read for these settings.
     pub notes: Vec<String>,
@@ -96,6 +96,11 @@ impl Default for DecodingSettings {
 }
 
 impl DecodingSettings {
+    /// Where phrases score in an utterance of the batch; none for everywhere.
+    pub(crate) fn speech_of(&self, utterance: usize) -> Option<&[Range<usize>]> {
+        self.speech.get(utterance).map(Vec::as_slice)
+    }
+
     /// Adds phrases with the weight of their scores; one of 0 adds none.
     ///
     /// # Errors
@@ -135,6 +140,11 @@ pub enum BlankScore {
 /// it was chosen: all tokens, and blank as the last. Tokens of an utterance come in order. For a token on several frames (CTC)
 /// the logits are those of the least certain one.
 pub type TokenObserver<'a> = &'a mut (dyn FnMut(usize, u32, &[f32]) + Send);
+
+/// Whether phrases score on a frame, where they do in these frames; none for all.
+pub(crate) fn is_speech(speech: Option<&[Range<usize>]>, frame: usize) -> bool {
+    speech.is_none_or(|speech| speech.iter().any(|part| part.contains(&frame)))
+}
 
 /// The state of the search in one utterance.
 #[derive(Debug, Clone, Default)]

@@ -94,6 +94,7 @@ fn streams_with_a_prompt_are_nemos() {
         let next = NextSamples {
             samples: &waves[1],
             is_last: true,
+            speech: None,
         };
         let mut found = Vec::new();
         let mut keep = |frames: &Tensor| found.push(frames.clone());

@@ -4,6 +4,8 @@
 //! four convolutions with ReLU, an LSTM cell whose state goes on from window to window, and a logistic unit. The network
 //! was read from `silero_vad.jit` of <https://github.com/snakers4/silero-vad>, which the bundled weights are from.
 
+use std::sync::LazyLock;
+
 use flow_kernels::linear::Linear;
 use flow_kernels::tanh::tanh_in_place;
 use rayon::prelude::*;
@@ -56,6 +58,12 @@ impl SileroVad {
     /// With the bundled weights.
     pub fn bundled() -> Result<Self> {
         Self::from_safetensors(&unpack(BUNDLED, 4)?)
+    }
+
+    /// [`SileroVad::bundled`], read once.
+    pub fn shared() -> Result<&'static Self> {
+        static NETWORK: LazyLock<Result<SileroVad>> = LazyLock::new(SileroVad::bundled);
+        NETWORK.as_ref().map_err(Clone::clone)
     }
 
     /// With the weights of a safetensors file, under the names of the bundled ones: `stft_conv.weight` (258, 1, 256),

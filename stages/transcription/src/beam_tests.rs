@@ -1,5 +1,6 @@
 //! Beam search and fusion against NeMo's, with real recordings.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -259,6 +260,16 @@ fn a_ctc_head_takes_phrases_and_a_beam() {
                 .join(" ")
         };
         let (plain, boosted) = (decode(0.0), decode(100.0));
+        // Where speech is told, phrases are boosted there alone.
+        let in_speech = |speech: &[Range<f64>]| {
+            let decoding = recognizer.decoding_for(&request(100.0)).unwrap();
+            let speech = [speech.to_vec()];
+            let found =
+                install(|| recognizer.decode_again_where((&[&signal], &speech), &|_| false, &decoding.settings));
+            found.unwrap().remove(0).words
+        };
+        assert!(!text(&in_speech(&[])).contains("night"));
+        assert_eq!(in_speech(std::slice::from_ref(&(0.0..100.0))), boosted);
         assert!(!plain.is_empty() && !text(&plain).contains("night"));
         assert!(text(&boosted).contains("night"), "{}", text(&boosted));
         for words in [plain, boosted] {

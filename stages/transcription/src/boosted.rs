@@ -6,6 +6,7 @@ use std::ops::Range;
 use flow_speakers::silero::SAMPLE_RATE;
 use serde::{Deserialize, Serialize};
 
+use crate::letter_case::Case;
 use crate::recognizer::Heard;
 use crate::transcript::{numbers, rounded};
 use crate::word_key::word_key;
@@ -31,6 +32,10 @@ pub struct Boosted {
     /// Words that belong to no phrase and have a token that the model alone would not have chosen: such as longer words that begin as
     /// a phrase does.
     pub other_words: u64,
+    /// Phrases with letters of a case of which the recording has none, though it has many of the other: the model writes one case
+    /// alone, and these phrases have no effect as they are spelled.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_case: Vec<String>,
 }
 
 impl Boosted {
@@ -48,6 +53,11 @@ impl Boosted {
             }
         }
         self.other_words += other.other_words;
+        for phrase in other.other_case {
+            if !self.other_case.contains(&phrase) {
+                self.other_case.push(phrase);
+            }
+        }
     }
 }
 
@@ -119,7 +129,18 @@ impl PhraseIndex {
                 })
                 .collect(),
             other_words,
+            other_case: self.in_other_case(heard),
         }
+    }
+
+    /// The phrases that are not in the one case in which all is written.
+    fn in_other_case(&self, heard: &[Heard]) -> Vec<String> {
+        let words = heard.iter().flat_map(|heard| &heard.words);
+        let Some(case) = Case::of(words.map(|word| word.word.as_str())) else {
+            return Vec::new();
+        };
+        let texts = self.phrases.iter().map(|(text, _)| text);
+        texts.filter(|text| case.applied(text) != **text).cloned().collect()
     }
 }
 
@@ -176,9 +197,24 @@ mod tests {
         found.add(Boosted {
             phrases: vec![phrase("north", 0, &[1.0]), phrase("never", 1, &[0.0])],
             other_words: 1,
+            other_case: vec!["NORTH".to_owned()],
         });
+        assert_eq!(found.other_case, ["NORTH"]);
         assert_eq!(found.phrases[1], phrase("north", 2, &[0.25, 1.0, 2.25]));
         assert_eq!((found.phrases.len(), found.other_words), (4, 3));
+        // Where nothing is written in capitals, phrases with capitals have no effect; a recording of few letters tells nothing.
+        for (text, expected) in [
+            ("the trees of new york city", &["New York"][..]),
+            (
+                "THE TREES OF NEW YORK",
+                &["New York", "north", "new york city", "never"],
+            ),
+            ("The trees of new york city", &[]),
+            ("the trees", &[]),
+        ] {
+            let found = index.written(&windows[..1], &[heard(text)], 0.0);
+            assert_eq!(found.other_case, expected, "{text}");
+        }
         assert_eq!(
             PhraseIndex::default()
                 .written(&windows, &[heard("north*")], 0.0)

@@ -20,6 +20,7 @@ pub mod error;
 pub mod format;
 pub mod language_prior;
 mod language_scripts;
+mod letter_case;
 pub mod line_formats;
 mod lines;
 pub mod long_audio;

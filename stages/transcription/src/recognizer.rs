@@ -8,6 +8,7 @@ pub mod listen;
 mod phrases_tests;
 mod recover;
 mod split;
+mod spoken_speech;
 mod stateful;
 #[cfg(test)]
 mod times_tests;
@@ -36,7 +37,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::split::{more_confident, pause};
-pub use self::windows_of_speech::SpeechWindows;
+pub use self::windows_of_speech::{SpeechWindows, speech_of_window};
 use crate::activity::Activity;
 use crate::boosted::{Boosted, PhraseIndex};
 use crate::calibration::Calibration;
@@ -148,7 +149,7 @@ impl Recognized {
 pub struct Recognizer {
     model: TdtModel,
     tokenizer: Tokenizer,
-    voice_activity: SileroVad,
+    voice_activity: &'static SileroVad,
     confidence: ConfidenceMethod,
     /// Counts of pieces by language, and the weight of what follows from them.
     language_counts: Option<(LanguageCounts, f64)>,
@@ -210,7 +211,7 @@ impl Recognizer {
         Ok(Self {
             calibration: Calibration::of_model(path, &digest)?,
             tokenizer: Tokenizer::from_bytes(tokenizer.bytes())?,
-            voice_activity: SileroVad::bundled().map_err(|error| TranscriptionError::Input(error.to_string()))?,
+            voice_activity: SileroVad::shared().map_err(|error| TranscriptionError::Input(error.to_string()))?,
             confidence: ConfidenceMethod::default(),
             language_counts: None,
             name: path
@@ -343,7 +344,7 @@ impl Recognizer {
             LongAudio::Chunked(_) | LongAudio::Full(_) => VoiceActivity::Off,
         };
         FirstPass {
-            activity: Activity::new(voice_activity, &self.voice_activity),
+            activity: Activity::new(voice_activity, self.voice_activity),
             kept: Some(Vec::new()),
         }
     }

@@ -575,6 +575,7 @@ mod tests {
                 boosted: Some(Boosted {
                     phrases: vec![phrase],
                     other_words: 1,
+                    other_case: vec!["NORTH".to_owned()],
                 }),
                 ..metadata.clone()
             };

@@ -11,7 +11,7 @@ use flow_kernels::joint::Cell;
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 
 use super::expansion::{Candidate, Expansion, ScoredState};
-use super::{DecodingSettings, Hypothesis, Networks, TokenObserver};
+use super::{DecodingSettings, Hypothesis, Networks, TokenObserver, is_speech};
 use crate::Result;
 use crate::prediction::select_rows;
 
@@ -29,8 +29,7 @@ pub struct Steps<'a> {
 impl Steps<'_> {
     /// Whether phrases score on a frame of an utterance.
     pub(super) fn is_speech(&self, utterance: usize, frame: usize) -> bool {
-        let of_utterance = self.speech.get(utterance);
-        of_utterance.is_none_or(|speech| speech.iter().any(|part| part.contains(&frame)))
+        is_speech(self.speech.get(utterance).map(Vec::as_slice), frame)
     }
 }
 

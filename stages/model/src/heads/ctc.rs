@@ -4,6 +4,8 @@
 mod beam;
 mod loss;
 
+use std::ops::Range;
+
 use candle_core::{Device, Tensor};
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 use rayon::prelude::*;
@@ -239,8 +241,11 @@ impl Head for CtcHead {
         let outputs = self.vocabulary + 1;
         let logits = self.rows(parameters, encoded)?;
         let utterances: Vec<&[f32]> = logits.chunks_exact(padded * outputs).collect();
-        let found: Vec<Vec<Hypothesis>> = (utterances.par_iter().zip(lengths))
-            .map(|(rows, &length)| beam_search(&rows[..length * outputs], outputs, settings))
+        let found: Vec<Vec<Hypothesis>> = (utterances.par_iter().zip(lengths).enumerate())
+            .map(|(utterance, (rows, &length))| {
+                let speech = settings.speech_of(utterance);
+                beam_search(&rows[..length * outputs], outputs, settings, speech)
+            })
             .collect::<Result<_>>()?;
         if let Some(observer) = &mut observer {
             for (utterance, hypotheses) in found.iter().enumerate() {
@@ -349,9 +354,14 @@ fn decode_one<T: Float>(
 }
 
 /// The hypotheses of beam search in rows of logits, the best first. Their times are those of the best path of their tokens.
-fn beam_search(rows: &[f32], outputs: usize, settings: &DecodingSettings) -> Result<Vec<Hypothesis>> {
+fn beam_search(
+    rows: &[f32],
+    outputs: usize,
+    settings: &DecodingSettings,
+    speech: Option<&[Range<usize>]>,
+) -> Result<Vec<Hypothesis>> {
     let log_probs = log_probabilities(rows, outputs);
-    let texts = beam::search(&log_probs, outputs, settings).into_iter();
+    let texts = beam::search(&log_probs, outputs, settings, speech).into_iter();
     let hypotheses = texts.map(|(ids, score)| {
         let path = alignment::ctc::align(&log_probs, outputs, &WordTokens::new([&ids[..]]), Costs::FORCED)?;
         let placed = || path.tokens.iter().flatten();

@@ -1,6 +1,8 @@
 //! Recordings that a cache-aware model hears as they come: features, encoder and greedy search, each with what it keeps, so that
 //! every frame goes through the encoder once and memory does not grow.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -39,13 +41,22 @@ impl ChunkStream {
     }
 }
 
+/// Where a recording that is spoken has speech.
+pub trait SpokenSpeech: Sync {
+    /// The frames of a chunk in which phrases score, counted from its first frame. `chunk`: its frames, counted from that of the
+    /// recording; the samples up to its last frame have been fed.
+    fn of_chunk(&self, chunk: Range<usize>) -> Vec<Range<usize>>;
+}
+
 /// What comes next of a recording.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct NextSamples<'a> {
     /// Mono, in [-1, 1].
     pub samples: &'a [f32],
     /// Whether these are the last ones.
     pub is_last: bool,
+    /// Where phrases score; none for everywhere.
+    pub speech: Option<&'a dyn SpokenSpeech>,
 }
 
 impl TdtModel {
@@ -147,7 +158,8 @@ impl TdtModel {
             }
             let encoded = self.encoder.step(&self.parameters, plan, &mut chunks)?;
             for ((index, frames), encoded) in ready.into_iter().zip(encoded) {
-                let stream = &mut *streams[index].0;
+                let (stream, NextSamples { speech, .. }) = &mut streams[index];
+                let (stream, speech) = (&mut **stream, *speech);
                 stream.waiting.drain(..frames * bands);
                 let mut of_this = observer
                     .as_mut()
@@ -157,7 +169,14 @@ impl TdtModel {
                 if let Some(see) = &mut frames_seen {
                     see(&encoded);
                 }
-                let next = self.decode_on_for(&stream.settings, &encoded, &mut stream.search, of_this)?;
+                let settings = match speech {
+                    None => Cow::Borrowed(&*stream.settings),
+                    Some(speech) => Cow::Owned(DecodingSettings {
+                        speech: vec![speech.of_chunk(stream.frames..stream.frames + encoded.dim(0)?)],
+                        ..(*stream.settings).clone()
+                    }),
+                };
+                let next = self.decode_on_for(&settings, &encoded, &mut stream.search, of_this)?;
                 let all = &mut found[index];
                 all.ids.extend(next.ids);
                 all.durations.extend(next.durations);

@@ -358,7 +358,14 @@ fn what_is_heard_does_not_depend_on_the_blocks() {
                     if at[index] < end {
                         let is_last = end == waves[index].len();
                         let samples = &waves[index][at[index]..end];
-                        next.push((stream, NextSamples { samples, is_last }));
+                        next.push((
+                            stream,
+                            NextSamples {
+                                samples,
+                                is_last,
+                                speech: None,
+                            },
+                        ));
                         indices.push(index);
                         at[index] = end;
                     }
@@ -381,6 +388,7 @@ fn what_is_heard_does_not_depend_on_the_blocks() {
                 let more = NextSamples {
                     samples: &[],
                     is_last: false,
+                    speech: None,
                 };
                 assert!(model.hear(&plan, &mut [(stream, more)], None).is_err());
             }
@@ -452,6 +460,7 @@ fn wrong_chunks_contexts_and_models_are_refused() {
     let nothing = NextSamples {
         samples: &[],
         is_last: true,
+        speech: None,
     };
     assert!(
         model.hear(&plan, &mut [(&mut stream, nothing)], None).unwrap()[0]

@@ -27,7 +27,7 @@ const AHEAD_TOGETHER: u64 = 2 * AHEAD;
 const ALWAYS: u64 = 60 * SAMPLE_RATE as u64;
 
 /// The receiver of the result of a live session's window.
-pub(crate) type LiveReply = oneshot::Sender<Result<Heard, EngineError>>;
+type LiveReply = oneshot::Sender<Result<Heard, EngineError>>;
 
 /// The windows that wait for a model.
 pub(crate) struct Batcher {
@@ -52,12 +52,16 @@ struct Queue {
     stopped: bool,
 }
 
-/// A window of a live session, and whether it still grows.
-struct LiveWindow {
-    signal: Vec<f32>,
-    grows: bool,
-    decoding: Arc<DecodingRequest>,
-    reply: LiveReply,
+/// A window of a live session.
+pub(crate) struct LiveWindow {
+    pub signal: Vec<f32>,
+    /// The stretches of its speech, in seconds, where that is known.
+    pub speech: Option<Vec<Range<f64>>>,
+    /// Whether it still grows.
+    pub grows: bool,
+    /// Phrases and languages.
+    pub decoding: Arc<DecodingRequest>,
+    pub reply: LiveReply,
 }
 
 struct JobWindows {
@@ -86,14 +90,14 @@ struct Taken {
 
 enum Owner {
     Job(Arc<Work>, usize),
-    Live(LiveReply),
+    Live(LiveReply, Option<Vec<Range<f64>>>),
 }
 
 impl Taken {
     fn job(&self) -> Option<&Arc<Work>> {
         match &self.of {
             Owner::Job(work, _) => Some(work),
-            Owner::Live(_) => None,
+            Owner::Live(..) => None,
         }
     }
 
@@ -104,9 +108,10 @@ impl Taken {
             grows: self.grows,
             decoding: &self.decoding,
             speech: match &self.of {
-                Owner::Job(work, index) => work.stretches(*index).map(|speech| (*work.recognition(), speech)),
-                Owner::Live(_) => None,
+                Owner::Job(work, index) => work.stretches(*index),
+                Owner::Live(_, speech) => speech.clone(),
             },
+            recognition: self.job().map(|work| *work.recognition()),
         }
     }
 }
@@ -116,8 +121,10 @@ struct Window<'a> {
     signal: &'a [f32],
     grows: bool,
     decoding: &'a DecodingRequest,
-    /// The stretches of its speech, in seconds, where that is known, and what is done about speech without words.
-    speech: Option<(RecognitionSettings, Vec<Range<f64>>)>,
+    /// The stretches of its speech, in seconds, where that is known.
+    speech: Option<Vec<Range<f64>>>,
+    /// What is done about speech without words; nothing in live sessions.
+    recognition: Option<RecognitionSettings>,
 }
 
 impl Batcher {
@@ -173,22 +180,16 @@ impl Batcher {
         true
     }
 
-    /// Enqueues a window of a live session, which may still grow, with its phrases and languages.
-    pub fn push_live(&self, (signal, grows, decoding): (Vec<f32>, bool, Arc<DecodingRequest>), reply: LiveReply) {
+    /// Enqueues a window of a live session.
+    pub fn push_live(&self, window: LiveWindow) {
         let mut queue = self.lock();
         if queue.stopped {
-            let _ = reply.send(Err(EngineError::Cancelled));
+            let _ = window.reply.send(Err(EngineError::Cancelled));
             return;
         }
         let key = queue.next_live;
         queue.next_live += 1;
-        queue.schedule.push_live(key, signal.len() as u64);
-        let window = LiveWindow {
-            signal,
-            grows,
-            decoding,
-            reply,
-        };
+        queue.schedule.push_live(key, window.signal.len() as u64);
         queue.live.insert(key, window);
         drop(queue);
         self.filled.notify_one();
@@ -320,7 +321,7 @@ impl Queue {
                             signal: window.signal,
                             grows: window.grows,
                             decoding: window.decoding,
-                            of: Owner::Live(window.reply),
+                            of: Owner::Live(window.reply, window.speech),
                         });
                     }
                 }
@@ -394,7 +395,7 @@ fn decode(recognizer: &Recognizer, observer: &dyn Observer, turn: Option<&Mutex<
     for (taken, heard) in batch.into_iter().zip(heard) {
         drop(taken.signal);
         match taken.of {
-            Owner::Live(reply) => {
+            Owner::Live(reply, _) => {
                 let _ = reply.send(heard);
             }
             Owner::Job(work, index) => {
@@ -443,12 +444,7 @@ fn decode_alike(
     let everywhere = || std::slice::from_ref(&(0.0..f64::INFINITY)).to_vec();
     let speech: Vec<Vec<Range<f64>>> = windows
         .iter()
-        .map(|window| {
-            window
-                .speech
-                .as_ref()
-                .map_or_else(everywhere, |(_, stretches)| stretches.clone())
-        })
+        .map(|window| window.speech.clone().unwrap_or_else(everywhere))
         .collect();
     let heard = guarded(|| {
         let decoding = recognizer.decoding_for(decoding)?;
@@ -479,7 +475,7 @@ fn recover(
     let (mut signals, mut speech, mut found, mut indices) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut settings = None;
     for (index, (window, heard)) in windows.iter().zip(&mut *heard).enumerate() {
-        if let Some((of_engine, stretches)) = &window.speech {
+        if let (Some(of_engine), Some(stretches)) = (&window.recognition, &window.speech) {
             settings = Some(of_engine);
             signals.push(window.signal);
             speech.push(stretches.clone());

@@ -18,6 +18,7 @@ mod tests;
 mod work;
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
@@ -34,7 +35,7 @@ use flow_transcription::text_style::{Tables, TextStyle};
 use tempfile::{NamedTempFile, TempPath};
 use tokio::sync::{Notify, oneshot};
 
-use batcher::guarded;
+use batcher::{LiveWindow, guarded};
 pub(crate) use cancellable::cancellable;
 use models::{Lease, Models};
 use preparation::Preparation;
@@ -354,14 +355,15 @@ impl Engine {
 
     /// Decodes a window of at most `max_window` seconds (mono, 16 kHz, in [-1, 1]), for live sessions: it goes before windows of
     /// recordings. While the engine drains, windows are still decoded. Times of words are those in the window. One that still
-    /// grows is decoded once, others as those of recordings. `decoding`: phrases and languages.
+    /// grows is decoded once, others as those of recordings. `decoding`: phrases and languages. Phrases are boosted in the stretches of
+    /// speech (seconds from the window's beginning); everywhere where these are not known.
     ///
     /// # Errors
     /// If there is no such model or it cannot be loaded, the window is too long or no audio, or `max_queue` windows wait.
     pub async fn decode_window(
         &self,
         model: Option<&str>,
-        samples: Vec<f32>,
+        (samples, speech): (Vec<f32>, Option<Vec<Range<f64>>>),
         grows: bool,
         decoding: Arc<DecodingRequest>,
     ) -> Result<Heard, EngineError> {
@@ -384,7 +386,14 @@ impl Engine {
         let _place = shared.live_place()?;
         let lease = self.lease(index).await?;
         let (reply, answer) = oneshot::channel();
-        lease.model().batcher.push_live((samples, grows, decoding), reply);
+        let window = LiveWindow {
+            signal: samples,
+            speech,
+            grows,
+            decoding,
+            reply,
+        };
+        lease.model().batcher.push_live(window);
         answer.await.map_err(|_| EngineError::Cancelled)?
     }
 

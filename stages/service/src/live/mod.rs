@@ -5,10 +5,9 @@
 //! a WebSocket ([`socket`]).
 
 use std::future::ready;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use flow_speakers::diarizer::{OnlineDiarizer, OnlineSettings};
-use flow_speakers::silero::SileroVad;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
@@ -161,18 +160,13 @@ impl Decoder for Engine {
         let grows = !request.is_final;
         Box::pin(async move {
             engine
-                .decode_window(model.as_deref(), request.samples, grows, decoding)
+                .decode_window(
+                    model.as_deref(),
+                    (request.samples, Some(request.speech)),
+                    grows,
+                    decoding,
+                )
                 .await
         })
     }
-}
-
-/// The network of voice activity, loaded once.
-///
-/// # Errors
-/// If the weights that the program carries cannot be read.
-fn voice_activity() -> Result<&'static SileroVad, String> {
-    static NETWORK: LazyLock<Result<SileroVad, String>> =
-        LazyLock::new(|| SileroVad::bundled().map_err(|error| error.to_string()));
-    NETWORK.as_ref().map_err(Clone::clone)
 }

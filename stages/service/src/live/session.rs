@@ -13,10 +13,11 @@
 //! Positions are frames of [`WINDOW`] samples since the beginning of the session, less what was cleared of frames that were not whole.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use flow_speakers::silero::{SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
-use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
+use flow_transcription::recognizer::{Heard, speech_of_window};
 use flow_transcription::segments::ends_sentence;
 use flow_transcription::text_style::TextStyle;
 use flow_transcription::tokens::Token;
@@ -73,6 +74,8 @@ struct FinalWindow {
     /// Which sample of the session the first one is.
     start: u64,
     samples: Vec<f32>,
+    /// Its speech, in seconds from its beginning.
+    speech: Vec<Range<f64>>,
     agreement: Agreement,
     /// Words after this window were decided, so all of its own are; or it is silent.
     all_decided: bool,
@@ -299,13 +302,15 @@ impl Session {
                 continue;
             }
             let samples = std::mem::take(&mut window.samples);
+            let speech = std::mem::take(&mut window.speech);
             let (start, spoken) = (window.start, window.spoken);
             self.running = Some(Running::Final(window));
             return Some(match spoken {
-                None => request(samples, start, true),
+                None => request((samples, speech), start, true),
                 Some(_) => DecodeRequest {
                     samples,
                     start,
+                    speech: Vec::new(),
                     is_final: true,
                     spoken,
                 },
@@ -326,7 +331,8 @@ impl Session {
         turn.decoded = end;
         self.running = Some(Running::Partial { window: turn.window });
         let samples = self.samples[..(end - first) as usize * WINDOW].to_vec();
-        Some(request(samples, start, false))
+        let speech = self.speech((end - first) as usize);
+        Some(request((samples, speech), start, false))
     }
 
     /// What was heard in the window that [`Session::next_decode`] gave last. A window that still grows and could not be decoded
@@ -529,6 +535,7 @@ impl Session {
     fn wait(&mut self, item: u64, end: u64, agreement: Agreement, all_decided: bool, ends_item: bool) {
         let (start, frames) = (self.sample_of(self.first), end - self.first);
         let samples = self.samples[..frames as usize * WINDOW].to_vec();
+        let speech = self.speech(frames as usize);
         self.drop_before(end);
         let mut spoken = None;
         if let Some(item) = self.items.get_mut(&item) {
@@ -546,11 +553,20 @@ impl Session {
             item,
             start,
             samples,
+            speech,
             agreement,
             all_decided,
             ends_item,
             spoken,
         });
+    }
+
+    /// The speech of the first frames that are kept, in seconds from their beginning.
+    fn speech(&self, frames: usize) -> Vec<Range<f64>> {
+        let threshold = self.turn_detection.unwrap_or_default().threshold;
+        let found = speech_of_window(&self.probabilities[..frames], threshold);
+        // A threshold that is none was refused before.
+        found.unwrap_or_else(|_| std::iter::once(0.0..f64::INFINITY).collect())
     }
 
     /// Cuts a window that is long at the last end of a sentence that is decided: what comes after it is decoded in less time.
@@ -668,11 +684,12 @@ impl Session {
     }
 }
 
-fn request(mut samples: Vec<f32>, start: u64, is_final: bool) -> DecodeRequest {
+fn request((mut samples, speech): (Vec<f32>, Vec<Range<f64>>), start: u64, is_final: bool) -> DecodeRequest {
     samples.resize(samples.len().max(LEAST_DECODED), 0.0);
     DecodeRequest {
         samples,
         start,
+        speech,
         is_final,
         spoken: None,
     }

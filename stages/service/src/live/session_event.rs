@@ -1,5 +1,7 @@
 //! What a live session has to say, and what it asks for.
 
+use std::ops::Range;
+
 use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Word};
 
@@ -69,6 +71,9 @@ pub struct DecodeRequest {
     pub samples: Vec<f32>,
     /// Which sample of the session the first one is.
     pub start: u64,
+    /// Stretches of speech, in seconds from the first sample, in which phrases are boosted. Empty for parts of a turn that is heard as
+    /// it is spoken, whose listeners look for speech themselves.
+    pub speech: Vec<Range<f64>>,
     /// False for a window that still grows.
     pub is_final: bool,
     /// None: a window. Otherwise what comes next of a turn that is heard as it is spoken.

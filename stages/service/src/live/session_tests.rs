@@ -7,7 +7,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::live::test_data::{Oracle, recording, root, talk};
-use crate::live::voice_activity;
 
 type Hear<'a> = &'a dyn Fn(&DecodeRequest) -> Result<Heard, EngineError>;
 
@@ -20,7 +19,7 @@ fn settings() -> LiveSettings {
 }
 
 fn session(settings: &LiveSettings, turn_detection: Option<ServerVad>) -> Session {
-    Session::new(voice_activity().unwrap(), settings, turn_detection)
+    Session::new(SileroVad::shared().unwrap(), settings, turn_detection)
 }
 
 /// The words that tokens make.
@@ -194,6 +193,31 @@ fn no_word_is_lost_or_doubled_however_samples_come_and_however_slow_the_decoder_
             );
         }
     }
+}
+
+/// A window says where its speech is, from its own beginning: none where nobody speaks.
+#[test]
+fn windows_have_their_speech() {
+    let hear = |_: &DecodeRequest| Ok(Heard::default());
+    let long = LiveSettings {
+        max_window: 20.0,
+        ..LiveSettings::default()
+    };
+    let mut driven = Driven::new(session(&long, None), &hear, 0);
+    let silence = vec![0.0; 16_000];
+    for part in [&silence, &[&silence[..], &recording("rec_hi_0001_000.flac")].concat()] {
+        driven.feed(part, &[1_600]);
+        driven.session.commit().unwrap();
+        driven.finish();
+    }
+    let [silent, spoken] = &driven.finals[..] else {
+        panic!("{}", driven.finals.len())
+    };
+    assert!(silent.speech.is_empty(), "{:?}", silent.speech);
+    let length = spoken.samples.len() as f64 / f64::from(SAMPLE_RATE);
+    let begin = spoken.speech.first().unwrap().start;
+    assert!((0.9..2.0).contains(&begin), "{begin}");
+    assert!(spoken.speech.iter().all(|part| part.end <= length));
 }
 
 /// A model that hears what is spoken gets each sample of a turn once, in order, and what it says stands.

@@ -16,6 +16,7 @@ use axum::routing::get;
 use bytes::Bytes;
 use flow_audio::wire_audio::WireAudio;
 use flow_speakers::diarizer::{Decided, OnlineDiarizer};
+use flow_speakers::silero::SileroVad;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::recognizer::listen::HeardNext;
@@ -26,12 +27,12 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::Decoder;
 use super::protocol::{ClientEvent, KnownModels, Refused, SessionConfig, SessionUpdate};
 use super::session::Session;
 use super::session_event::{DecodeRequest, SessionEvent};
 use super::settings::LiveSettings;
 use super::speakers::{DiarizeRequest, WordSpeakers};
-use super::{Decoder, voice_activity};
 use crate::engine::{EngineError, LiveListener};
 use crate::http::ApiError;
 use crate::logprobs::logprobs;
@@ -550,7 +551,7 @@ impl Live {
     ) -> Result<Live, Refused> {
         let mut config = SessionConfig::default();
         config.set_model(model, &models, "model")?;
-        let network = voice_activity().map_err(|why| Refused::new("server_error", why))?;
+        let network = SileroVad::shared().map_err(|why| Refused::new("server_error", why.to_string()))?;
         let audio = WireAudio::new(config.format);
         Ok(Live {
             session: Session::new(network, settings, config.turn_detection),

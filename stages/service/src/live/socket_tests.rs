@@ -167,6 +167,7 @@ fn a_talk_is_transcribed_while_it_is_spoken() {
         Ok(oracle.hear(&DecodeRequest {
             samples,
             start,
+            speech: Vec::new(),
             is_final: true,
             spoken: None,
         }))

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use flow_speakers::silero::WINDOW;
+use flow_speakers::silero::{SileroVad, WINDOW};
 use flow_transcription::Word;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::tokens::Token;
 
 use super::session_event::DecodeRequest;
-use super::voice_activity;
 
 /// The folder of the workspace.
 pub fn root() -> &'static Path {
@@ -62,7 +61,7 @@ pub struct Oracle {
 impl Oracle {
     pub fn new(recording: Vec<f32>) -> Self {
         let mut probabilities = Vec::new();
-        let mut stream = voice_activity().unwrap().stream();
+        let mut stream = SileroVad::shared().unwrap().stream();
         stream.feed(&recording, &mut probabilities).unwrap();
         let mut words: Vec<Word> = Vec::new();
         let mut at = 0;

@@ -2,6 +2,7 @@
 
 use flow_model::tokenizer::Tokenizer;
 
+use crate::letter_case::Case;
 use crate::word_key::word_key;
 
 /// A word of a text.
@@ -17,38 +18,6 @@ pub struct SpokenWord {
     pub key: String,
     /// Its characters that are not in the vocabulary.
     pub unknown: Vec<char>,
-}
-
-/// The case that a model writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
-    Lower,
-    Upper,
-}
-
-impl Case {
-    /// The one case of all letters that were heard; none where both were, or too few letters tell.
-    pub fn of<'w>(heard: impl Iterator<Item = &'w str>) -> Option<Case> {
-        /// Words that begin a sentence have capitals in a model that writes both.
-        const FEWEST: usize = 12;
-        let (mut lower, mut upper) = (0, 0);
-        for c in heard.flat_map(str::chars) {
-            lower += usize::from(c.is_lowercase());
-            upper += usize::from(c.is_uppercase());
-        }
-        match (lower, upper) {
-            (lower, 0) if lower >= FEWEST => Some(Case::Lower),
-            (0, upper) if upper >= FEWEST => Some(Case::Upper),
-            _ => None,
-        }
-    }
-
-    fn applied(self, word: &str) -> String {
-        match self {
-            Case::Lower => word.to_lowercase(),
-            Case::Upper => word.to_uppercase(),
-        }
-    }
 }
 
 impl SpokenWord {

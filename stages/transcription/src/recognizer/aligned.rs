@@ -11,8 +11,9 @@ use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
 use crate::alignment::blocks::{Block, blocks, factors, pairs};
-use crate::alignment::spoken_words::{Case, SpokenWord};
+use crate::alignment::spoken_words::SpokenWord;
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
+use crate::letter_case::Case;
 use crate::long_audio::LongAudio;
 use crate::streamed::Samples;
 use crate::window_groups::group_by_group;

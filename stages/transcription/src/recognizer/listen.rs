@@ -5,8 +5,9 @@ use std::sync::{Arc, PoisonError};
 use flow_model::config::ChunkContext;
 use flow_model::decoding::Hypothesis;
 use flow_model::encoder::cached::ChunkPlan;
-use flow_model::model::chunks::{ChunkStream, NextSamples};
+use flow_model::model::chunks::{self, ChunkStream, NextSamples};
 
+use super::spoken_speech::SpokenSpeech;
 use super::{Heard, Recognizer};
 use crate::decoding_request::DecodingRequest;
 use crate::tokens::TokenScore;
@@ -22,6 +23,8 @@ pub struct Listener {
     /// Tokens of the word that may go on, with frames from the recording's beginning, and their scores.
     pending: Hypothesis,
     scores: Vec<TokenScore>,
+    /// Where phrases are boosted; none where there are no phrases.
+    speech: Option<SpokenSpeech>,
 }
 
 impl Listener {
@@ -117,6 +120,8 @@ impl Recognizer {
             plan,
             pending: Hypothesis::default(),
             scores: Vec::new(),
+            speech: (decoding.settings.fusion.has_phrases())
+                .then(|| SpokenSpeech::new(self.voice_activity, self.model.frame_seconds())),
         })
     }
 
@@ -134,6 +139,16 @@ impl Recognizer {
             let why = format!("a sample after frame {} is not a number", bad.listener.frames());
             return Err(TranscriptionError::Input(why));
         }
+        for Spoken {
+            listener,
+            samples,
+            is_last,
+        } in &mut *spoken
+        {
+            if let Some(speech) = &mut listener.speech {
+                speech.feed(samples, *is_last)?;
+            }
+        }
         let mut found = vec![HeardNext::default(); spoken.len()];
         let mut contexts: Vec<ChunkContext> = Vec::new();
         for next in spoken.iter() {
@@ -148,7 +163,14 @@ impl Recognizer {
                     indices.push(index);
                     plan = Some(Arc::clone(&next.listener.plan));
                     let (samples, is_last) = (next.samples, next.is_last);
-                    streams.push((&mut next.listener.stream, NextSamples { samples, is_last }));
+                    let Listener { stream, speech, .. } = &mut *next.listener;
+                    let speech = speech.as_ref().map(|speech| speech as &dyn chunks::SpokenSpeech);
+                    let next = NextSamples {
+                        samples,
+                        is_last,
+                        speech,
+                    };
+                    streams.push((stream, next));
                 }
             }
             let Some(plan) = plan else { continue };
@@ -161,6 +183,9 @@ impl Recognizer {
                 listener.pending.frames.extend(hypothesis.frames);
                 listener.pending.durations.extend(hypothesis.durations);
                 listener.scores.extend(scores);
+                if let Some(speech) = &mut listener.speech {
+                    speech.forget(listener.stream.frames());
+                }
                 found[index] = self.words_next(listener, *is_last)?;
             }
         }

@@ -198,3 +198,70 @@ fn tokens_that_wait_for_a_word_to_end_are_bounded() {
         assert!(listener.pending.ids.len() <= MOST_PENDING + 1);
     }
 }
+
+/// How a listener looks for speech.
+#[derive(Clone, Copy)]
+enum Looks {
+    /// It does not, and phrases are boosted everywhere.
+    Not,
+    /// It finds none.
+    Deaf,
+    Everywhere,
+}
+
+/// Phrases are boosted where voice activity hears speech, however the samples come; in speech the words are as without looking for it.
+#[test]
+fn phrases_are_not_heard_where_nobody_speaks() {
+    let recognizer = load(&golden("model.nemo"));
+    let request = DecodingRequest {
+        phrases: vec!["night".to_owned(), "teacher".to_owned()],
+        boost_weight: Some(100.0),
+        ..DecodingRequest::default()
+    };
+    let hear = |request: &DecodingRequest, samples: &[f32], context: ChunkContext, looks: Looks, block: usize| {
+        let mut listener = recognizer.listen(context, request).unwrap();
+        match looks {
+            Looks::Not => listener.speech = None,
+            Looks::Deaf => listener.speech.as_mut().unwrap().end(),
+            Looks::Everywhere => {}
+        }
+        let mut words = Vec::new();
+        let blocks = samples.len().div_ceil(block);
+        for (number, samples) in samples.chunks(block).enumerate() {
+            let spoken = &mut [Spoken {
+                listener: &mut listener,
+                samples,
+                is_last: number + 1 == blocks,
+            }];
+            words.extend(recognizer.hear_next(spoken).unwrap().remove(0).heard.words);
+            let kept = listener.speech.as_ref().map_or(0, SpokenSpeech::kept);
+            assert!(kept < 64 + block / 512, "{kept}");
+        }
+        words
+    };
+    let mut draw = 7u32;
+    let noise: Vec<f32> = (0..64_000)
+        .map(|_| {
+            draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            0.1 * ((draw >> 8) as f32 / (1 << 24) as f32 - 0.5)
+        })
+        .collect();
+    let speech: Vec<f32> = waves().concat();
+    for context in recognizer.contexts().to_vec() {
+        // What the model hears without phrases.
+        let plain = |samples: &[f32]| hear(&DecodingRequest::default(), samples, context, Looks::Not, 1_600);
+        let boosted = |samples: &[f32], looks: Looks, block: usize| hear(&request, samples, context, looks, block);
+        assert_eq!(boosted(&noise, Looks::Everywhere, 1_600), plain(&noise), "{context}");
+        assert_eq!(boosted(&speech, Looks::Deaf, 1_600), plain(&speech), "{context}");
+        let everywhere = boosted(&speech, Looks::Not, 1_600);
+        assert_ne!(everywhere, plain(&speech), "{context}");
+        let found = boosted(&speech, Looks::Everywhere, 1_600);
+        // Without look-ahead the first frames of speech come before voice activity hears it.
+        if context.right > 0 {
+            assert_eq!(found, everywhere, "{context}");
+        }
+        for block in [77, 48_000] {
+            assert_eq!(boosted(&speech, Looks::Everywhere, block), found, "{context}, {block}");
+        }
+    }
+}

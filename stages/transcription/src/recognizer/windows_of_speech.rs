@@ -13,11 +13,23 @@ use crate::windows::{windows, windows_of_turns};
 use crate::{Result, TranscriptionError};
 
 /// Threshold of the probability of speech.
-const THRESHOLD: f64 = 0.5;
+pub(super) const THRESHOLD: f64 = 0.5;
 /// Shorter speech is left out, in seconds: silero's default.
 const MIN_SPEECH: f64 = 0.25;
 /// Padding of silence at either end of a window, in seconds, as far as there is silence.
 const PADDING: f64 = 0.1;
+
+/// Rules that leave out no speech, and find the shortest pauses.
+const ALL_SPEECH: SpeechSettings = SpeechSettings {
+    threshold: THRESHOLD,
+    neg_threshold: None,
+    min_speech_duration_ms: 0.0,
+    max_speech_duration_s: f64::INFINITY,
+    min_silence_duration_ms: 0.0,
+    speech_pad_ms: 0.0,
+    min_silence_at_max_speech: 98.0,
+    use_max_poss_sil_at_max_speech: true,
+};
 
 /// The windows of a recording, and the speech in them. All are samples from its beginning.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,6 +76,26 @@ impl SpeechWindows {
             .collect();
         stretches(&parts, seconds(window.end - window.start))
     }
+}
+
+/// The speech of a window of a live session in stretches, in seconds from its beginning, by the probability of speech of each
+/// [`WINDOW`] samples. Speech begins at `threshold`.
+///
+/// # Errors
+/// If the threshold is not a probability.
+pub fn speech_of_window(probabilities: &[f32], threshold: f64) -> Result<Vec<Range<f64>>> {
+    let samples = probabilities.len() * WINDOW;
+    let settings = SpeechSettings {
+        threshold,
+        ..ALL_SPEECH
+    };
+    let found = speech(probabilities, samples, &settings);
+    let found = found.map_err(|error| TranscriptionError::Input(error.to_string()))?;
+    let seconds = |samples: usize| samples as f64 / f64::from(SAMPLE_RATE);
+    let parts: Vec<Range<f64>> = (found.iter())
+        .map(|part| seconds(part.start)..seconds(part.end))
+        .collect();
+    Ok(stretches(&parts, seconds(samples)))
 }
 
 /// The windows of a recording, in order.
@@ -113,12 +145,7 @@ fn windows_by(found: &SpeechActivity, settings: &RecognitionSettings) -> Result<
     }
     between_pauses.retain(|turn| turn.start < turn.end);
     // Short pauses, for windows that are too long.
-    let shorter = turns(&SpeechSettings {
-        min_speech_duration_ms: 0.0,
-        min_silence_duration_ms: 0.0,
-        speech_pad_ms: 0.0,
-        ..SpeechSettings::default()
-    })?;
+    let shorter = turns(&ALL_SPEECH)?;
     Ok(SpeechWindows {
         windows: windows_of_turns(&frames, &between_pauses, &shorter, settings.max_window)?,
         speech: shorter,

@@ -3,12 +3,14 @@
 //!
 //! For each text of the beam there are two sums: over its paths that end with blank, and over those that end with its last token. A
 //! frame leaves a text as it is (blank, or its last token again) or adds a token, which is the last one only behind a blank. Fusion
-//! scores a token where it is added, and at the end the end of the text, so its score depends on the text alone.
+//! scores a token where it is added, and at the end the end of the text, so its score depends on the text alone, but where phrases
+//! score on some frames only: then each path counts with the scores of the frames on which its tokens are added.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::decoding::expansion::{ScoredState, best_of};
-use crate::decoding::{DecodingSettings, Pruning};
+use crate::decoding::{DecodingSettings, Pruning, is_speech};
 
 /// A text: the one before its last token, and this token. Number 0 is the text without tokens.
 #[derive(Clone, Copy)]
@@ -22,7 +24,8 @@ struct Prefix {
 struct Live {
     prefix: u32,
     last: Option<u32>,
-    /// Logarithms of the sums over paths that end with blank, and with the last token.
+    /// Logarithms of the sums over paths that end with blank, and with the last token. A path whose tokens have another score of
+    /// fusion than `fused` counts with the difference.
     blank: f64,
     token: f64,
     /// The score of fusion.
@@ -40,6 +43,11 @@ impl Live {
         self.total() + self.fused
     }
 
+    /// The score of fusion with one more token. `scores`: those of all tokens; empty without fusion.
+    fn fused_with(&self, token: usize, scores: &[f32]) -> f64 {
+        self.fused + scores.get(token).map_or(0.0, |score| f64::from(*score))
+    }
+
     /// The logarithm of the sum over paths to which a token can be added.
     fn before(&self, token: u32) -> f64 {
         match self.last == Some(token) {
@@ -55,8 +63,14 @@ impl Live {
 ///
 /// A frame keeps the texts of the best scores; of equal ones those that it leaves as they are come first. With [`Pruning::Early`]
 /// only the `beam` most probable tokens of a frame are added. Scores of texts of any length are of the same frames, so
-/// `settings.score_norm` does not apply; neither do `blank_score`, as fusion never scores a blank, and `blank_penalty`.
-pub fn search(log_probs: &[f32], outputs: usize, settings: &DecodingSettings) -> Vec<(Vec<u32>, f64)> {
+/// `settings.score_norm` does not apply; neither do `blank_score`, as fusion never scores a blank, and `blank_penalty`. `speech`: the
+/// frames on which phrases score; none for all.
+pub fn search(
+    log_probs: &[f32],
+    outputs: usize,
+    settings: &DecodingSettings,
+    speech: Option<&[Range<usize>]>,
+) -> Vec<(Vec<u32>, f64)> {
     let fusion = &settings.fusion;
     let mut beam = vec![Live {
         prefix: 0,
@@ -68,8 +82,13 @@ pub fn search(log_probs: &[f32], outputs: usize, settings: &DecodingSettings) ->
     }];
     let mut prefixes = vec![Prefix { before: 0, last: 0 }];
     let mut numbers = HashMap::new();
-    for row in log_probs.chunks_exact(outputs) {
-        let Some(chosen) = chosen(&beam, &prefixes, row, settings) else {
+    for (frame, row) in log_probs.chunks_exact(outputs).enumerate() {
+        let scored = Scored {
+            row,
+            speech: is_speech(speech, frame),
+            by_frame: speech.is_some(),
+        };
+        let Some(chosen) = chosen(&beam, &prefixes, scored, settings) else {
             // Only where the outputs are NaN.
             break;
         };
@@ -96,7 +115,7 @@ pub fn search(log_probs: &[f32], outputs: usize, settings: &DecodingSettings) ->
                     blank: f64::NEG_INFINITY,
                     token: sum,
                     fused,
-                    fusion: parent.fusion.step(fusion, token, true),
+                    fusion: parent.fusion.step(fusion, token, scored.speech),
                 }
             }
         });
@@ -131,8 +150,20 @@ enum Choice {
     },
 }
 
+/// What scores on a frame.
+#[derive(Clone, Copy)]
+struct Scored<'a> {
+    /// Log-probabilities.
+    row: &'a [f32],
+    /// Whether phrases do, and whether there are frames on which they do not.
+    speech: bool,
+    by_frame: bool,
+}
+
 /// The beam after a frame; none where no score is a number.
-fn chosen(beam: &[Live], prefixes: &[Prefix], row: &[f32], settings: &DecodingSettings) -> Option<Vec<Choice>> {
+fn chosen(beam: &[Live], prefixes: &[Prefix], scored: Scored, settings: &DecodingSettings) -> Option<Vec<Choice>> {
+    let Scored { row, speech, by_frame } = scored;
+    let fusion = &settings.fusion;
     let blank = row.len() - 1;
     let log_prob = |output: usize| f64::from(row[output]);
     let mut same: Vec<Live> = beam.to_vec();
@@ -146,7 +177,15 @@ fn chosen(beam: &[Live], prefixes: &[Prefix], row: &[f32], settings: &DecodingSe
         let before = prefixes[beam[place].prefix as usize].before;
         let parent = beam.iter().position(|parent| parent.prefix == before);
         if let (Some(token), Some(parent)) = (live.last, parent) {
-            live.token = log_add(live.token, beam[parent].before(token) + log_prob(token as usize));
+            let mut arriving = beam[parent].before(token) + log_prob(token as usize);
+            if by_frame {
+                let parent = &beam[parent];
+                arriving += parent.fused_with(token as usize, parent.fusion.scores(fusion, speech)) - live.fused;
+                if arriving > live.total() {
+                    live.fusion = parent.fusion.step(fusion, token, speech);
+                }
+            }
+            live.token = log_add(live.token, arriving);
             there[parent].push(token);
         }
     }
@@ -171,7 +210,7 @@ fn chosen(beam: &[Live], prefixes: &[Prefix], row: &[f32], settings: &DecodingSe
             .collect(),
     };
     for (parent, live) in beam.iter().enumerate() {
-        let fused = live.fusion.scores(&settings.fusion, true);
+        let scores = live.fusion.scores(fusion, speech);
         let total = live.total();
         for &token in &tokens {
             let before = match live.last == Some(token as u32) {
@@ -179,7 +218,7 @@ fn chosen(beam: &[Live], prefixes: &[Prefix], row: &[f32], settings: &DecodingSe
                 false => total,
             };
             let sum = before + log_prob(token);
-            let fused = live.fused + fused.get(token).map_or(0.0, |score| f64::from(*score));
+            let fused = live.fused_with(token, scores);
             if there[parent].contains(&(token as u32)) {
                 continue;
             }
@@ -308,7 +347,7 @@ mod tests {
             let log_probs = normalised(&logits);
             let fusion = if with_models { models() } else { Fusion::default() };
             let expected = exhaustive(&log_probs);
-            let found = search(&log_probs, OUTPUTS, &settings(1000, fusion.clone()));
+            let found = search(&log_probs, OUTPUTS, &settings(1000, fusion.clone()), None);
             prop_assert_eq!(found.len(), expected.len());
             for (text, score) in &found {
                 let expected = expected[text] + fused(&fusion, text);
@@ -327,7 +366,7 @@ mod tests {
             let log_probs = normalised(&logits);
             let expected = exhaustive(&log_probs);
             let pruning = if early { Pruning::Early } else { Pruning::Late };
-            let found = search(&log_probs, OUTPUTS, &DecodingSettings { pruning, ..settings(beam, Fusion::default()) });
+            let found = search(&log_probs, OUTPUTS, &DecodingSettings { pruning, ..settings(beam, Fusion::default()) }, None);
             prop_assert!((1..=beam).contains(&found.len()));
             for (text, score) in found {
                 prop_assert!(score <= expected[&text] + 1e-9);
@@ -335,16 +374,58 @@ mod tests {
         }
     }
 
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Where phrases score on some frames only, each path counts with the scores of the frames on which its tokens are added.
+        #[test]
+        fn paths_have_the_scores_of_their_frames(
+            logits in (1usize..=5).prop_flat_map(|frames| prop::collection::vec(-4f32..4.0, frames * OUTPUTS)),
+            speech in prop::collection::vec(any::<bool>(), 5),
+        ) {
+            let log_probs = normalised(&logits);
+            let frames = log_probs.len() / OUTPUTS;
+            // Of one token, so that no state depends on the frames.
+            let phrase = Phrase { tokens: vec![2], context_score: None };
+            let mut fusion = Fusion::default();
+            let tree = boosting_tree(&[phrase], &BoostingRules::default(), 3).unwrap();
+            fusion.add_phrases(Arc::new(tree), 0.7).unwrap();
+            let mut expected: HashMap<Vec<u32>, f64> = HashMap::new();
+            for number in 0..OUTPUTS.pow(frames as u32) {
+                let path: Vec<usize> = (0..frames).map(|t| number / OUTPUTS.pow(t as u32) % OUTPUTS).collect();
+                let mut score = 0.0;
+                for (t, &output) in path.iter().enumerate() {
+                    score += f64::from(log_probs[t * OUTPUTS + output]);
+                    if output == 2 && (t == 0 || path[t - 1] != 2) && speech[t] {
+                        score += fused(&fusion, &[2]);
+                    }
+                }
+                *expected.entry(collapsed(&path)).or_default() += score.exp();
+            }
+            let ranges: Vec<Range<usize>> = (0..frames).filter(|&t| speech[t]).map(|t| t..t + 1).collect();
+            let found = search(&log_probs, OUTPUTS, &settings(1000, fusion.clone()), Some(&ranges));
+            prop_assert_eq!(found.len(), expected.len());
+            for (text, score) in &found {
+                prop_assert!((score - expected[text].ln()).abs() < 1e-9, "{text:?}: {score}");
+            }
+            // All frames are as none that are told.
+            let all = [0..frames];
+            let everywhere = search(&log_probs, OUTPUTS, &settings(3, models()), Some(&all));
+            prop_assert_eq!(everywhere, search(&log_probs, OUTPUTS, &settings(3, models()), None));
+        }
+    }
+
     #[test]
     fn outputs_that_are_no_numbers_end_the_search() {
         let mut log_probs = normalised(&[0.0, 3.0, 0.0, 0.0]);
         log_probs.extend([f32::NAN; OUTPUTS]);
-        let found = search(&log_probs, OUTPUTS, &settings(2, Fusion::default()));
+        let found = search(&log_probs, OUTPUTS, &settings(2, Fusion::default()), None);
         assert_eq!(found[0].0, [1]);
         let nothing = search(
             &[f32::NEG_INFINITY; 2 * OUTPUTS],
             OUTPUTS,
             &settings(2, Fusion::default()),
+            None,
         );
         assert!(nothing[0].0.is_empty());
     }

@@ -110,7 +110,7 @@ fn draining_ends_what_was_taken_and_takes_no_more() {
         gate.open();
         // Those that are live come to their end.
         engine
-            .decode_window(None, vec![0.0; 16_000], false, Arc::default())
+            .decode_window(None, (vec![0.0; 16_000], None), false, Arc::default())
             .await
             .unwrap();
     };

@@ -43,7 +43,7 @@ fn models_that_cannot_be_loaded_say_which() {
             request.model = Some((*name).to_owned());
             let of_request = wait(engine.submit(request).unwrap().finish()).unwrap_err();
             let of_window =
-                wait(engine.decode_window(Some(name), vec![0.0; 16_000], false, Arc::default())).unwrap_err();
+                wait(engine.decode_window(Some(name), (vec![0.0; 16_000], None), false, Arc::default())).unwrap_err();
             for error in [of_request, of_window] {
                 let EngineError::Model(message) = error else {
                     panic!("{error:?}");
@@ -160,4 +160,32 @@ fn models_share_a_budget_of_memory() {
     assert_eq!(loaded(&engine), [false, true]);
     wait(engine.submit(with("a")).unwrap().finish()).unwrap();
     assert_eq!(loaded(&engine), [true, false]);
+}
+
+/// A request names a model with an adapter as it names any other, beside the model alone.
+#[test]
+fn requests_choose_a_model_or_the_same_with_an_adapter() {
+    let golden = root().join("tests/data/golden");
+    let place = std::env::current_exe().unwrap().with_file_name("golden-adapters");
+    let base = flow_nn::testing::unpacked_copy(&golden.join("model/hf"), &place).unwrap();
+    let mut with_adapter = base.clone().into_os_string();
+    with_adapter.push("+");
+    with_adapter.push(golden.join("adapters/lora_qkvo"));
+    let paths = [("base", base), ("base+qkvo", PathBuf::from(with_adapter))];
+    let settings = EngineSettings {
+        models: paths.iter().map(|(name, path)| named(name, path)).collect(),
+        ..EngineSettings::default()
+    };
+    let engine = Engine::start(settings).unwrap();
+    let speech = samples(&golden.join("model/audio/eval0_en-us.wav"), 100.0)
+        .unwrap()
+        .unwrap();
+    let heard = paths.map(|(name, path)| {
+        let alone = Recognizer::load(&path, DType::F32, &Device::Cpu).unwrap();
+        let expected = alone.decode(&[&speech]).unwrap().remove(0);
+        let found = wait(engine.decode_window(Some(name), (speech.clone(), None), false, Arc::default())).unwrap();
+        assert_eq!(found, expected, "{name}");
+        found
+    });
+    assert_ne!(heard[0], heard[1]);
 }

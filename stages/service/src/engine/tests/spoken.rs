@@ -58,7 +58,7 @@ fn turns_beside_each_other_and_beside_recordings_are_those_of_the_model_alone() 
         assert!(matches!(refused, Err(EngineError::Audio { .. })));
         let found = join_all(turns.map(|(name, accepted, block)| heard(name, accepted, block))).await;
         let window = engine
-            .decode_window(None, speech("eval1_de.wav"), false, Arc::default())
+            .decode_window(None, (speech("eval1_de.wav"), None), false, Arc::default())
             .await
             .unwrap();
         assert!(!window.words.is_empty());

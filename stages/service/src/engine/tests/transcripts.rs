@@ -176,7 +176,7 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
     let samples = samples[..samples.len().min(15 * 16_000)].to_vec();
     let expected = recognizer().decode(&[&samples]).unwrap().remove(0);
     let job = engine.submit(request(&wav(&two()))).unwrap();
-    let windows = (0..4).map(|_| engine.decode_window(Some("small"), samples.clone(), false, Arc::default()));
+    let windows = (0..4).map(|_| engine.decode_window(Some("small"), (samples.clone(), None), false, Arc::default()));
     let (heard, finished) = wait(join(join_all(windows), job.finish()));
     finished.unwrap();
     let outline = |heard: &Heard| -> Vec<(String, f64, f64)> {
@@ -187,16 +187,36 @@ fn windows_of_live_sessions_are_decoded_beside_recordings() {
         assert_eq!(outline(&heard.unwrap()), outline(&expected));
     }
     assert!(!expected.words.is_empty());
-    let too_long = wait(engine.decode_window(None, vec![0.0; 21 * 16_000], false, Arc::default())).unwrap_err();
+    let too_long = wait(engine.decode_window(None, (vec![0.0; 21 * 16_000], None), false, Arc::default())).unwrap_err();
     assert_eq!(too_long, EngineError::TooLong { max_duration: 20.0 });
-    let wrong = wait(engine.decode_window(None, vec![f32::NAN; 16_000], false, Arc::default())).unwrap_err();
+    let wrong = wait(engine.decode_window(None, (vec![f32::NAN; 16_000], None), false, Arc::default())).unwrap_err();
     assert!(matches!(wrong, EngineError::Audio { .. }), "{wrong:?}");
-    let unknown = wait(engine.decode_window(Some("large"), samples, false, Arc::default())).unwrap_err();
+    let unknown = wait(engine.decode_window(Some("large"), (samples, None), false, Arc::default())).unwrap_err();
     assert!(matches!(unknown, EngineError::UnknownModel(_)), "{unknown:?}");
     assert_eq!(
-        wait(engine.decode_window(None, Vec::new(), false, Arc::default())).unwrap(),
+        wait(engine.decode_window(None, (Vec::new(), None), false, Arc::default())).unwrap(),
         Heard::default()
     );
+}
+
+/// Phrases are boosted where a session says that speech is, and nowhere else.
+#[test]
+fn windows_of_live_sessions_are_boosted_in_their_speech() {
+    let engine = Engine::start(settings()).unwrap();
+    let samples = hindi("rec_hi_0001_000.flac");
+    let samples = samples[..samples.len().min(15 * 16_000)].to_vec();
+    let decoding = Arc::new(DecodingRequest {
+        phrases: vec!["north".to_owned(), "garden".to_owned()],
+        boost_weight: Some(100.0),
+        ..DecodingRequest::default()
+    });
+    let heard = |speech: Option<Vec<Range<f64>>>, decoding: &Arc<DecodingRequest>| {
+        wait(engine.decode_window(None, (samples.clone(), speech), false, Arc::clone(decoding))).unwrap()
+    };
+    let (plain, everywhere) = (heard(None, &Arc::default()), heard(None, &decoding));
+    assert_ne!(plain, everywhere);
+    assert_eq!(heard(Some(Vec::new()), &decoding), plain);
+    assert_eq!(heard(Some(std::iter::once(0.0..15.0).collect()), &decoding), everywhere);
 }
 
 /// Of sentences of two languages with a pause between them there are some that a second hearing tells apart.
@@ -227,7 +247,7 @@ fn windows_of_live_sessions_are_heard_again_as_two_only_when_they_grow_no_more()
         })
         .expect("a window that is heard otherwise as two");
     // One beside the other: each is decoded as it asks for.
-    let windows = [true, false].map(|grows| engine.decode_window(None, window.clone(), grows, Arc::default()));
+    let windows = [true, false].map(|grows| engine.decode_window(None, (window.clone(), None), grows, Arc::default()));
     assert_eq!(wait(join_all(windows)), [Ok(once), Ok(twice)]);
 }
 
