@@ -13,7 +13,7 @@ use flow_corpus::lines::LineManifest;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
 use flow_corpus::written_set::check_set;
-use flow_corpus::{LaidOut, Layout, Manifest, ManifestError, ReadSettings};
+use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::hugging_face;
 
@@ -39,6 +39,11 @@ pub fn open(
     let wrong = |why: String| ManifestError::manifest(&settings.manifest, why);
     if let Some(dataset) = dataset(settings).map_err(wrong)? {
         return hugging_face::open_dataset(&dataset, settings, progress);
+    }
+    if settings.fetch != Fetch::Files {
+        return Err(wrong(
+            "`fetch` is of datasets of the hub; files in object storage are always read in parts".into(),
+        ));
     }
     let files = existing(&settings.manifest, "the manifest")?;
     check_layout(settings, &files)?;
@@ -148,7 +153,7 @@ fn open_folder(settings: &ReadSettings, root: &Path, scratch: &Path) -> Result<M
 }
 
 /// Objects that are looked for at the same time.
-const OBJECTS_AT_ONCE: usize = 16;
+pub(crate) const OBJECTS_AT_ONCE: usize = 16;
 
 /// Where files lie that may be of sets in object storage; objects are opened.
 fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {

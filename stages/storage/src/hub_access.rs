@@ -65,7 +65,7 @@ impl HubAccess {
 }
 
 /// `https://host:port` of an address.
-pub(crate) fn origin(address: &str) -> &str {
+pub fn origin(address: &str) -> &str {
     let host = address.find("://").map_or(0, |at| at + 3);
     let end = address[host..]
         .find(['/', '?', '#'])

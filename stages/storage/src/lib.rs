@@ -43,7 +43,7 @@ pub use conditional::ObjectVersion;
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
 pub use file_version::{FileVersion, is_one_file};
-pub use hub_access::{HubAccess, HubToken};
+pub use hub_access::{HubAccess, HubToken, origin};
 pub use input_file::{InputFile, is_file};
 pub use kept::Progress;
 pub use list::{Entry, Folder};
