@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the program is made of, beside the crates below `runtime/` and `stages/`. Where one of these changes it is compiled again
+/// What the program is made of, beside the crates below `cli/`, `runtime/` and `stages/`. Where one of these changes it is compiled again
 /// in any case, and only then is the commit asked for again.
 const SOURCES: [&str; 12] = [
     "build.rs",
@@ -28,7 +28,7 @@ fn main() {
     for source in SOURCES {
         watch(&root.join(source));
     }
-    for crates in ["runtime", "stages"] {
+    for crates in ["cli", "runtime", "stages"] {
         for entry in std::fs::read_dir(root.join(crates)).into_iter().flatten().flatten() {
             watch(&entry.path().join("src"));
         }

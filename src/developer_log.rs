@@ -8,7 +8,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// Begins the log that `FLOW_LOG` asks for: `debug`, or levels of modules, as `flow_storage=debug,object_store=info`.
 ///

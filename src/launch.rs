@@ -9,7 +9,7 @@ use flow_kind::open_regular_file;
 use flow_processes::Address;
 
 use crate::arguments::{Launcher, ProcessArguments};
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// The port of process 0 where neither the file of hosts nor `--port` names one.
 pub const PORT: u16 = 24_500;
@@ -127,7 +127,7 @@ fn from_hosts(file: &Path, arguments: &ProcessArguments) -> Result<Launch, Failu
         }
         hosts.push(host_and_port(line).ok_or_else(|| {
             Failure::usage(
-                format!("{}, line {number}: `{line}` is no HOST or HOST:PORT", file.display()),
+                format!("{}, line {number}: `{line}` is not a HOST or HOST:PORT", file.display()),
                 "write one line for each process, such as node1:24500, 10.0.0.2 or [fd00::2]:24500",
             )
         })?);
@@ -344,7 +344,7 @@ mod tests {
             (
                 Launcher::Slurm,
                 &[slurm[0], slurm[1], ("SLURM_JOB_NODELIST", "a[1-")],
-                "no list of nodes",
+                "is not a list of nodes",
             ),
         ] {
             let message = launched(launch, variables).unwrap_err();

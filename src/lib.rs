@@ -14,7 +14,6 @@ mod arguments;
 mod bundle;
 mod commands;
 mod developer_log;
-mod failure;
 mod hook;
 pub mod kinds;
 mod launch;
@@ -34,7 +33,7 @@ use flow_kind::registry::{AnyKind, Registry};
 #[cfg(feature = "service")]
 use arguments::JobsCommand;
 use arguments::{Arguments, Command, CompareFormat, EvaluateCommand};
-use failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// Runs the command line with these stage kinds.
 pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
@@ -125,10 +124,12 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Model(command) => commands::model::model(&command, out),
         Command::Lm(command) => commands::lm::lm(&command, out),
         Command::Push(arguments) => commands::push::push(&arguments, out),
-        Command::Memory(arguments) => commands::memory::memory(&arguments, &registry, out),
+        Command::Memory(arguments) => {
+            flow_cli_memory::memory(&arguments, &|pipeline| commands::checked(pipeline, &registry), out)
+        }
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),
         Command::New(arguments) => commands::new::new(&arguments, out),
-        Command::Doctor(arguments) => commands::doctor::doctor(&arguments, out),
+        Command::Doctor(arguments) => flow_cli_doctor::doctor(&arguments, arguments::VERSION, out),
         Command::Completions(arguments) => commands::shell::completions(&arguments, out),
         Command::Man(arguments) => commands::shell::man(&arguments, out),
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use flow_kind::open_regular_file;
 use flow_processes::SharedSecret;
 
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// Fewest bytes of a secret.
 const LEAST: usize = 16;

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::arguments::Arguments;
 use crate::execute;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 type Settings = BTreeMap<String, String>;
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use flow_cli::arguments::ModelDtype;
 
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
@@ -102,23 +103,6 @@ pub enum ModelFormat {
     Hf,
     /// flow's model folder
     Flow,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ModelDtype {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<ModelDtype> for flow_model::Weights {
-    fn from(dtype: ModelDtype) -> Self {
-        match dtype {
-            ModelDtype::F32 => flow_model::Weights::F32,
-            ModelDtype::F16 => flow_model::Weights::F16,
-            ModelDtype::Bf16 => flow_model::Weights::Bf16,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

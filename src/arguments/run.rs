@@ -4,19 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
-
-/// Selects a pipeline and the values of its parameters.
-#[derive(Args, Clone, Debug)]
-pub struct PipelineArguments {
-    /// The pipeline file
-    pub pipeline: PathBuf,
-    /// An overlay with values of parameters; may be given several times, later ones win
-    #[arg(long, value_name = "FILE")]
-    pub config: Vec<PathBuf>,
-    /// The value of a parameter, after all overlays: `--set train.max_steps=100`
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub set: Vec<String>,
-}
+use flow_cli::arguments::{PipelineArguments, StateArguments, sizes};
 
 /// Selects the stages to run, and the state directory.
 #[derive(Args, Clone, Debug)]
@@ -46,13 +34,6 @@ pub struct SelectionArguments {
     pub state: StateArguments,
 }
 
-#[derive(Args, Clone, Debug)]
-pub struct StateArguments {
-    /// The state directory: a folder, or a URL of object storage
-    #[arg(long, value_name = "DIR", default_value = ".flow")]
-    pub state: PathBuf,
-}
-
 #[derive(Args, Debug)]
 pub struct RunArguments {
     #[command(flatten)]
@@ -77,7 +58,7 @@ pub struct RunArguments {
     pub keep_going: bool,
     /// Memory for the keys that deduplication and splits sort, such as 4GiB (16MiB at least); half of the available memory
     /// if not given. Keys that do not fit are sorted on disk, in the state directory
-    #[arg(long, value_name = "SIZE", value_parser = super::sizes::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
     pub decide_memory: Option<u64>,
     /// Stay, and run the pipeline again each time its sources or its files have changed: partitions that come, change or go.
     /// SIGTERM and SIGINT end it. Not with several processes

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use flow_kernels::device::DeviceChoice;
 
-use super::Precision;
+use flow_cli::arguments::Precision;
 
 /// What is given here counts more than the file of `--config`.
 #[derive(Args, Debug, Default)]

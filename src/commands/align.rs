@@ -17,10 +17,10 @@ use flow_transcription::recognizer::Recognizer;
 use flow_transcription::streamed::StreamedRecording;
 use flow_transcription::transcribe::{MAX_DURATION, TranscribeSettings};
 
-use super::fetch::{local_model, tell};
 use super::recordings::carried;
 use crate::arguments::AlignArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::{local_model, tell};
 
 /// Most bytes of a text: some 500 hours of speech.
 const MOST_BYTES: u64 = 64 << 20;

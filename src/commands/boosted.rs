@@ -5,7 +5,7 @@ use flow_inspect::past_run::PastRun;
 use flow_inspect::table::plural;
 use flow_transcription::boosted::Boosted;
 
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// Phrases that are named, at most.
 const MOST_NAMED: usize = 5;

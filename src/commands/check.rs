@@ -17,7 +17,7 @@ use flow_storage::Location;
 
 use super::checked;
 use crate::arguments::CheckArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;

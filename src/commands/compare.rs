@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::past_run::opened_store;
 use crate::arguments::CompareArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// Most characters of a value that is shown: lists may have thousands.
 const LONGEST: usize = 60;

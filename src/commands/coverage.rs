@@ -8,7 +8,7 @@ use flow_inspect::table::plural;
 use flow_transcription::coverage::Hole;
 use serde_json::Value;
 
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// Holes of a recording that are named, at most.
 const MOST_NAMED: usize = 5;

@@ -9,7 +9,7 @@ use flow_transcription::channels::ChannelUse;
 use super::fetch::fetch_diarization_model;
 use super::recordings::{Work, WrittenFormat, formats, names_of, speakers, work};
 use crate::arguments::DiarizeArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// The pipeline, and its stage that diarizes.
 const DIARIZE: &str = "diarize";

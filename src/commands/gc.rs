@@ -7,7 +7,7 @@ use flow_inspect::table::{count, plural};
 use flow_store::{Access, Store};
 
 use crate::arguments::GcArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn gc(arguments: &GcArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let state = &arguments.state.state;

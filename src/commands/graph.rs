@@ -11,7 +11,7 @@ use flow_spec::Checked;
 
 use super::checked;
 use crate::arguments::{GraphArguments, GraphFormat};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn graph(arguments: &GraphArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use ureq::Agent;
 
 use crate::arguments::{JobsArguments, JobsCommand};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// Longest time for a request, the result of a long recording included.
 const TIMEOUT: Duration = Duration::from_secs(300);

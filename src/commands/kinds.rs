@@ -9,7 +9,7 @@ use flow_store::write_atomically;
 
 use super::{kind_page, pipeline_schema};
 use crate::arguments::KindsArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn kinds(arguments: &KindsArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     if let Some(folder) = &arguments.docs {

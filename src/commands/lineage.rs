@@ -7,7 +7,7 @@ use flow_inspect::lineage::steps;
 
 use super::past_run;
 use crate::arguments::LineageArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn lineage(arguments: &LineageArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let arguments = arguments.clone().in_order();

@@ -14,9 +14,9 @@ use flow_store::write_atomically;
 use flow_text::language_tag::{is_language, tag_of, untagged, usual_language};
 use flow_transcription::language_prior::LanguageCounts;
 
-use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{LmBuildArguments, LmCommand};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::{local_model, tokenizer_of_file};
 
 pub fn lm(command: &LmCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {

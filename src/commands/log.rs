@@ -6,7 +6,7 @@ use flow_inspect::sentence::sentence;
 
 use super::past_run;
 use crate::arguments::LogArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn log(arguments: &LogArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     for (line, logged) in past_run::find(&arguments.look)?.events()? {

@@ -6,7 +6,6 @@ pub mod check;
 pub mod compare;
 mod coverage;
 pub mod diarize;
-pub mod doctor;
 pub mod evaluate;
 pub mod gc;
 pub mod graph;
@@ -16,7 +15,6 @@ pub mod kinds;
 pub mod lineage;
 pub mod lm;
 pub mod log;
-pub mod memory;
 pub mod model;
 pub mod new;
 pub mod past_run;
@@ -51,11 +49,11 @@ use flow_spec::{Checked, Overrides};
 
 use crate::arguments::{PipelineArguments, SelectionArguments};
 use crate::bundle;
-use crate::failure::Failure;
 use crate::usual_names::USUAL_NAMES;
+use flow_cli::failure::Failure;
 
 /// Reads and checks the pipeline that the arguments name.
-fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Checked>, Failure> {
+pub fn checked(arguments: &PipelineArguments, registry: &Registry) -> Result<Arc<Checked>, Failure> {
     let pipeline = flow_spec::load(&pipeline_file(&arguments.pipeline)?, &overrides(arguments), registry)?;
     Ok(Arc::new(flow_spec::check(pipeline, registry)?))
 }

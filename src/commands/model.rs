@@ -11,11 +11,11 @@ use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
 use flow_store::remove_left;
 
-use super::fetch::{local_model, tokenizer_of_file};
 use crate::arguments::{
     ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelFormat, ModelInfoArguments, NewPieces,
 };
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::{local_model, tokenizer_of_file};
 
 pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
@@ -276,7 +276,7 @@ fn format_of(target: &Path) -> Result<Format, Failure> {
         Some("nemo") => Ok(Format::Nemo),
         None => Ok(Format::Folder),
         Some(other) => Err(Failure::usage(
-            format!("{} ends in .{other}, which is no form of a model", target.display()),
+            format!("{} ends in .{other}, which is not a form of a model", target.display()),
             "let it end in .nemo, or say `--format nemo|hf|flow`",
         )),
     }

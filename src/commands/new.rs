@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::arguments::{NewArguments, Start};
 use crate::bundle::{self, CONFIGS, CORPUS, PIPELINES};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn new(arguments: &NewArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let folder = &arguments.folder;
@@ -111,7 +111,7 @@ fn own_kind(source: Option<&Path>) -> Result<Files, Failure> {
     let source = source.unwrap_or(Path::new("."));
     let wrong = |why: String| {
         Failure::usage(
-            format!("{} is no clone of flow's repository: {why}", source.display()),
+            format!("{} is not a clone of flow's repository: {why}", source.display()),
             "give the folder that holds flow's Cargo.toml with --source",
         )
     };

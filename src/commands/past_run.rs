@@ -9,8 +9,8 @@ use flow_store::{Access, Store};
 
 use super::pipeline_file;
 use crate::arguments::{LookArguments, StateArguments};
-use crate::failure::Failure;
 use crate::usual_names::USUAL_NAMES;
+use flow_cli::failure::Failure;
 
 /// A state directory, to be read.
 ///

@@ -9,7 +9,7 @@ use flow_plan::{Action, Plan, StagePlan};
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn plan(arguments: &PlanArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;

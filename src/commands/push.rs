@@ -8,9 +8,9 @@ use flow_base::escape::escape_line;
 use flow_hub::{Hub, HubError, HubReference, NewFile, Push, RepositoryKind, files_below};
 use flow_inspect::table::{lines, plural};
 
-use super::fetch::tell;
 use crate::arguments::PushArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::tell;
 
 /// What the hub and `datasets` read about a repository.
 const CARD: &str = "README.md";

@@ -12,7 +12,7 @@ use flow_store::{Record, RowValues, RunSnapshots, StageSnapshot};
 
 use super::past_run;
 use crate::arguments::{LookArguments, StateArguments, TestArguments};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// Most rows of a partition that are printed, to keep tests short.
 const ROWS: usize = 5;

@@ -32,7 +32,7 @@ use crate::arguments::{
     SelectionArguments, SpeakersArguments, StateArguments,
 };
 use crate::bundle;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// The name of standard input as a recording.
 const STDIN: &str = "-";

@@ -15,7 +15,7 @@ use flow_store::write_atomically_with;
 
 use super::past_run;
 use crate::arguments::RejectsArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let run = past_run::find_planned(&arguments.look)?;

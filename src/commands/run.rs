@@ -19,11 +19,11 @@ use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};
 use crate::arguments::{COMMIT, RunArguments};
-use crate::failure::{Exit, Failure};
 use crate::hook;
 use crate::launch::{self, Launch};
 use crate::screen::{self, Screen};
 use crate::secret_file;
+use flow_cli::failure::{Exit, Failure};
 
 /// Time after the loss of a process within which a run must end; otherwise one of its own ranks hangs, and the process
 /// is ended.

@@ -14,10 +14,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::iterator::Signals;
 
-use super::fetch::{local_model, tell};
 use super::recordings::carried;
 use crate::arguments::{ServeArguments, VERSION};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::{local_model, tell};
 
 /// The default model, relative to the bundled files, and its name.
 const BUNDLED: &str = "configs/models/small.nemo";

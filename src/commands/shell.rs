@@ -6,7 +6,7 @@ use std::io::Write;
 use clap::{Command, CommandFactory};
 
 use crate::arguments::{Arguments, CompletionsArguments, ManArguments};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// The name of the program.
 const NAME: &str = "flow";

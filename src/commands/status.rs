@@ -11,7 +11,7 @@ use flow_store::Store;
 
 use super::past_run;
 use crate::arguments::LookArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let run = past_run::find(arguments)?;

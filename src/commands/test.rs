@@ -9,7 +9,7 @@ use flow_spec::{Diagnostics, TestCase};
 
 use super::{overrides, pipeline_file, record};
 use crate::arguments::TestArguments;
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     if !arguments.record.is_empty() {

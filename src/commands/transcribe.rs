@@ -15,11 +15,13 @@ use flow_transcription::language_prior::parse_languages;
 use flow_transcription::manifest_rows::is_manifest;
 use flow_transcription::recognizer::languages;
 
-use super::fetch::{fetch_diarization_model, local_model};
+use flow_cli::fetch::local_model;
+
+use super::fetch::fetch_diarization_model;
 use super::recordings::{Work, WrittenFormat, carried, formats, given, json, names_of, speakers, work};
 use super::transcribe_stream::transcribe_stream;
 use crate::arguments::{ChannelUse, Coverage, Decoder, Progress, TranscribeArguments, written};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
 
 /// The pipeline, and its stage that transcribes.
 const TRANSCRIBE: &str = "transcribe";

@@ -21,9 +21,9 @@ use flow_transcription::streamed::StreamedRecording;
 use flow_transcription::transcribe::MAX_DURATION;
 use serde_json::json;
 
-use super::fetch::{local_model, tell};
 use crate::arguments::{ChannelUse, Decoder, Progress, TranscribeArguments, WindowMethod};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::{local_model, tell};
 
 /// Bytes of standard input that are read at once: at most 32 ms at 16 kHz, so that nothing waits for more.
 const BLOCK: usize = 1_024;

@@ -13,10 +13,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::oneshot;
 
-use super::fetch::tell;
 use super::serve::{fetch_models, named_model, serve_failure};
 use crate::arguments::{UiArguments, VERSION};
-use crate::failure::{Exit, Failure};
+use flow_cli::failure::{Exit, Failure};
+use flow_cli::fetch::tell;
 
 const USUAL_PORT: u16 = 8001;
 

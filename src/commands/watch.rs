@@ -23,8 +23,8 @@ use file_events::{Changes, FileEvents, pipeline_file};
 use super::run::{Files, run_once};
 use super::{checked, gc, options};
 use crate::arguments::{Progress, RunArguments};
-use crate::failure::{Exit, Failure};
 use crate::screen;
+use flow_cli::failure::{Exit, Failure};
 
 /// Sources that change all the time are run after this many times `--settle`, whatever still changes.
 const LONGEST_WAIT: u32 = 10;

@@ -153,7 +153,7 @@ fn what_cannot_be_paired_is_told() {
             &["two.txt", "one.txt"][..],
             "the reference has 2 lines, the hypothesis 1",
         ),
-        (&["two.txt"], "no manifest with both texts"),
+        (&["two.txt"], "is not a manifest with both texts"),
         (&["a.jsonl"], "a.wav: there is no `pred_text`"),
         (&["a.jsonl", "c.jsonl"], "no utterance has the same name"),
         (&["a.jsonl", "twice.jsonl"], "two lines are of a.wav"),

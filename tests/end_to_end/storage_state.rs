@@ -98,7 +98,7 @@ fn another_machine_has_nothing_left_to_do() {
     for words in [&["status"][..], &["rejects"], &["log"], &["gc", "--dry-run"]] {
         let said = text(&done(place.on("d", words)));
         assert!(
-            !said.contains("flow/state/") && !said.contains("no state directory"),
+            !said.contains("flow/state/") && !said.contains("not a state directory"),
             "{said}"
         );
     }

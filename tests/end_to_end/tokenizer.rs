@@ -56,7 +56,7 @@ fn a_tokenizer_is_trained_from_shards_and_from_their_manifest_alike() {
         for text in &texts {
             let tag = &text[..text.find("|>").unwrap() + 2];
             let ids = tokenizer.encode(text);
-            assert!(ids.contains(&tokenizer.id(tag).unwrap()), "{tag} is no piece");
+            assert!(ids.contains(&tokenizer.id(tag).unwrap()), "{tag} is not a piece");
             assert!(!ids.contains(&tokenizer.unknown_id()), "{text}");
         }
         assert!(first.join("tokenizer.vocab").exists() && first.join("tokenizer.flow.json").exists());

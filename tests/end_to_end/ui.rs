@@ -665,7 +665,7 @@ fn it_ends_well_at_a_signal_and_says_what_is_wrong_before_it_begins() {
     for (arguments, said) in [
         (["ui", "no-such.parquet"], "no-such.parquet is not there"),
         (["ui", "--listen=0.0.0.0:0"], "for this machine alone"),
-        (["ui", "--state=src"], "no state directory"),
+        (["ui", "--state=src"], "is not a state directory"),
         (["ui", "--corrections=x"], "--allow-edit"),
         (["ui", "--diarize"], "--model"),
     ] {

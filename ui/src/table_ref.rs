@@ -53,7 +53,7 @@ impl TableRef {
                 file: given("file")?,
             }),
             "file" => Ok(TableRef::File(number("file")?)),
-            other => Err(PageError::bad_request(format!("there are no rows of `{other}`"))),
+            other => Err(PageError::bad_request(format!("there are not rows of `{other}`"))),
         }
     }
 

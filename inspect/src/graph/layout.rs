@@ -1,6 +1,8 @@
 //! Positions of boxes, edges and labels of a drawing, by Sugiyama's method. Boxes are in layers, each below all that it
 //! reads; an edge over several layers has a dummy item in each layer between; the order within a layer follows the mean
 //! position of the neighbours (barycentres), and so do the positions, within that order.
+//!
+//! Our own, since the pages draw runs without anything from a network, and each box is a link with the state of its stage.
 
 use super::Node;
 

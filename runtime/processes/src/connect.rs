@@ -89,7 +89,7 @@ fn shake_hands(
     let refused = |message: String| JoinError::Refused { message };
     let unexpected = |answer: Option<Answer>| match answer {
         Some(Answer::Refused(why)) => refused(format!("{name} refuses process {own}: {why}")),
-        _ => refused(format!("{name}: what listens there is no process of a run")),
+        _ => refused(format!("{name}: what listens there is not a process of a run")),
     };
     let left = until.saturating_duration_since(Instant::now());
     let patience = left.clamp(Duration::from_millis(100), HANDSHAKE_TIMEOUT);

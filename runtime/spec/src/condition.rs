@@ -230,7 +230,7 @@ impl<L: Lookup> Parser<'_, '_, L> {
                     .take(40)
                     .collect();
                 let help = format!("a parameter is written `${{{word}}}`, a text `'{word}'`");
-                Err(self.mistake(start, format!("`{word}` is no value"), Some(help)))
+                Err(self.mistake(start, format!("`{word}` is not a value"), Some(help)))
             }
             None => Err(self.mistake(start, "a value is missing here", None)),
         }
@@ -385,7 +385,7 @@ mod tests {
             ("${limit} < 7", (1, 10), "`<` cannot compare"),
             ("${delete} && true", (1, 11), "`&&` is not expected here"),
             ("${nothing} == ''", (1, 1), "unknown parameter `nothing`"),
-            ("manifest == ''", (1, 1), "`manifest` is no value"),
+            ("manifest == ''", (1, 1), "`manifest` is not a value"),
             ("${manifest == ''", (1, 1), "this is not a reference"),
             ("true and\n  7", (2, 3), "expected true or false"),
             ("(true", (1, 1), "`(` is not closed"),

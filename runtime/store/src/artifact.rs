@@ -241,7 +241,7 @@ impl Artifact {
             ) = (own, &part.data)
             else {
                 return Err(StageError::failed(format!(
-                    "there are no rows of {partition} to choose from"
+                    "there are not rows of {partition} to choose from"
                 )));
             };
             let Data::File { place, selection: None } = &own.data else {

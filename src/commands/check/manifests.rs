@@ -9,7 +9,7 @@ use flow_inspect::table::{count, plural};
 use flow_layouts::sample::ManifestSample;
 use flow_spec::Checked;
 
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// Texts with their languages.
 pub type Texts = Vec<(String, String)>;

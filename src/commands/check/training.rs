@@ -16,7 +16,7 @@ use flow_training::settings::TrainSettings;
 use flow_training::start_report::{BaseRecipe, WordsAndTokens, many_tokens};
 
 use super::manifests::Texts;
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// Letters that a line names.
 const LETTERS: usize = 10;

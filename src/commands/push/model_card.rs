@@ -8,7 +8,7 @@ use flow_inspect::frozen::Frozen;
 use flow_store::{Access, Store};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
+use flow_cli::failure::Failure;
 
 /// The set of the report whose figures are shown.
 const SET: &str = "validation";

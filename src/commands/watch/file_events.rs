@@ -1,4 +1,7 @@
 //! What the file system tells of changes below folders (inotify). Events only say when it is worth while to look.
+//!
+//! Not the `notify` crate: it also asks for the opening of files, so that a run which reads its sources fills the queue of events,
+//! and the overflow looks like a change.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};

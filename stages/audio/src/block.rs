@@ -81,7 +81,7 @@ pub(crate) fn left_justified(
         samples.clear();
         for &value in &*floats {
             if !value.is_finite() {
-                return Err(broken("samples that are no numbers"));
+                return Err(broken("samples that are not numbers"));
             }
             if value.abs() > LOUDEST {
                 let why = match lossy {

@@ -576,7 +576,7 @@ impl Blocks {
         }
         if self.promised.is_none() && self.gaps.as_mut().is_some_and(|gaps| !gaps.ends()) {
             return Err(broken(format!(
-                "it ends with what is no {}",
+                "it ends with what is not {}",
                 self.format.as_str().to_uppercase()
             )));
         }

@@ -54,7 +54,7 @@ fn times_of(line: &str) -> Result<(f64, f64), BadCue> {
     let bad = || BadCue {
         reason: "bad_line",
         detail: format!(
-            "{:?} is no line of times, such as 00:00:01,000 --> 00:00:02,000",
+            "{:?} is not a line of times, such as 00:00:01,000 --> 00:00:02,000",
             line.trim()
         ),
     };

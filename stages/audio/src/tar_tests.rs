@@ -133,7 +133,10 @@ fn a_compressed_tar_is_said_to_be_one() {
         let End::Cut(why) = walk(bytes).end else {
             panic!("{said}: a whole tar")
         };
-        assert!(why.contains("no tar but compressed by") && why.contains(said), "{why}");
+        assert!(
+            why.contains("is not a tar but compressed by") && why.contains(said),
+            "{why}"
+        );
     }
 }
 

@@ -247,7 +247,10 @@ impl ReadSettings {
     pub fn check_durations(&self) -> Result<(), StageError> {
         for (name, limit) in [("min_duration", self.min_duration), ("max_duration", self.max_duration)] {
             if let Some(seconds) = limit.filter(|seconds| !(seconds.is_finite() && *seconds >= 0.0)) {
-                return Err(StageError::setting(name, format!("{seconds} is no length in seconds")));
+                return Err(StageError::setting(
+                    name,
+                    format!("{seconds} is not a length in seconds"),
+                ));
             }
         }
         match (self.min_duration, self.max_duration) {

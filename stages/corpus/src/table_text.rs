@@ -1,4 +1,6 @@
 //! Comma- and tab-separated tables.
+//!
+//! Not `csv-core`: to it a quote that is not closed takes the rest of the file, here only its own line.
 
 use std::borrow::Cow;
 use std::ops::Range;

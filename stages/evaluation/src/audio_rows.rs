@@ -227,7 +227,7 @@ impl AudioRows {
 fn finite(signal: Result<Vec<f32>, AudioError>) -> Result<Vec<f32>, String> {
     let signal = signal.map_err(|error| error.to_string())?;
     if signal.iter().any(|sample| !sample.is_finite()) {
-        return Err("the audio holds samples that are no numbers".into());
+        return Err("the audio holds samples that are not numbers".into());
     }
     Ok(signal)
 }

@@ -87,7 +87,7 @@ impl Hub {
         if push.repository.is_commit() || push.repository.revision.starts_with("refs/") {
             return Err(HubError::Reference {
                 message: format!(
-                    "{} is no branch, and only branches are pushed to",
+                    "{} is not a branch, and only branches are pushed to",
                     push.repository.revision
                 ),
             });

@@ -453,7 +453,7 @@ fn columns_of_other_names_are_named_by_a_setting() {
     assert_eq!(column(&output, "extra"), [r#"{"speaker":"s1"}"#, r#"{"speaker":"s2"}"#]);
     for (wrong, message) in [
         (&["words"][..], "THEIRS=OURS"),
-        (&["words=txt"], "no column that is read"),
+        (&["words=txt"], "is not a column that is read"),
         (&["a=text", "b=sentence"], "both"),
     ] {
         let refused = Harness::<Read>::new(read(wrong)).shape().unwrap_err().to_string();

@@ -576,7 +576,7 @@ impl CutLine {
             }
             "PaddingCut" => return Err(refuse("missing_audio", "a PaddingCut is silence")),
             "MixedCut" => unpadded(cut)?,
-            "" => return Err(refuse("missing_field", "type: the line is no cut")),
+            "" => return Err(refuse("missing_field", "type: the line is not a cut")),
             other => return Err(refuse("unsupported_cut", format!("a cut of the type {other:?}"))),
         };
         one_channel(cut.channel.as_ref())?;

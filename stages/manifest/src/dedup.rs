@@ -160,7 +160,7 @@ impl Global for Deduplicator {
             }
             let duplicate = Duplicate::of_number(why.value(next)).ok_or_else(|| {
                 StageError::failed(format!(
-                    "decisions of {partition} hold {}, which is no decision",
+                    "decisions of {partition} hold {}, which is not a decision",
                     why.value(next)
                 ))
             })?;

@@ -176,7 +176,7 @@ fn further_columns_are_written_where_they_are_named() {
         ("[list]", "cast it"),
         ("[text]", "anyway"),
         ("[start]", "anyway"),
-        ("[rate]", "no number that JSON has"),
+        ("[rate]", "is not a number that JSON has"),
     ] {
         let error = write_with(&rows, &out, &format!(", extra_columns: {columns}"))
             .map(|_| ())

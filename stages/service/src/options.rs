@@ -146,7 +146,7 @@ impl Options {
             }
             KNOWN_REFERENCES => {
                 let bytes = data_of(text.trim()).ok_or_else(|| {
-                    wrong("it is no data URL in base64, such as `data:audio/wav;base64,...`".to_owned())
+                    wrong("it is not a data URL in base64, such as `data:audio/wav;base64,...`".to_owned())
                 })?;
                 self.references.push(bytes);
                 at_most_known(self.references.len()).map_err(wrong)?;

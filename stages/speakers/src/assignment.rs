@@ -8,7 +8,9 @@ use crate::error::{Error, Result};
 pub fn least_cost(costs: &[f64], columns: usize) -> Result<Vec<Option<usize>>> {
     if columns == 0 || !costs.len().is_multiple_of(columns) {
         let values = costs.len();
-        return Err(Error::Input(format!("{values} costs are no whole rows of {columns}")));
+        return Err(Error::Input(format!(
+            "{values} costs do not divide into rows of {columns}"
+        )));
     }
     if costs.iter().any(|cost| !cost.is_finite()) {
         return Err(Error::Input("a cost of the assignment is not finite".into()));

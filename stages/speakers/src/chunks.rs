@@ -133,7 +133,7 @@ fn whole_chunks(values: usize, frames: usize, classes: usize) -> Result<usize> {
     match frames.checked_mul(classes) {
         Some(size) if size > 0 && values.is_multiple_of(size) => Ok(values / size),
         _ => Err(Error::Input(format!(
-            "{values} values are no whole chunks of {frames} frames of {classes}"
+            "{values} values do not divide into chunks of {frames} frames of {classes}"
         ))),
     }
 }

@@ -103,7 +103,9 @@ impl Powerset {
         if values.is_multiple_of(of) {
             return Ok(values / of);
         }
-        Err(Error::Input(format!("{values} values are no whole frames of {of}")))
+        Err(Error::Input(format!(
+            "{values} values do not divide into frames of {of}"
+        )))
     }
 }
 

@@ -62,7 +62,7 @@ pub fn turns(scores: &[f32], classes: usize, geometry: &Geometry, thresholds: &T
     geometry.check()?;
     if classes == 0 || !scores.len().is_multiple_of(classes) {
         return Err(Error::Input(format!(
-            "{} scores are no whole frames of {classes} classes",
+            "{} scores do not divide into frames of {classes} classes",
             scores.len()
         )));
     }

@@ -159,7 +159,7 @@ impl ObjectUrl {
         let decoded = if scheme.is_web() {
             match percent_decoded(key) {
                 Some(decoded) => decoded,
-                None => return refuse(rest, "what follows a `%` is no byte of UTF-8 text"),
+                None => return refuse(rest, "what follows a `%` is not a byte of UTF-8 text"),
             }
         } else {
             key.to_string()
@@ -284,7 +284,7 @@ impl Location {
                 return Err(StorageError::new(StorageFault::Location, message));
             }
             let Some(path) = percent_decoded(path) else {
-                let message = format!("`{given}`: what follows a `%` is no byte of UTF-8 text");
+                let message = format!("`{given}`: what follows a `%` is not a byte of UTF-8 text");
                 return Err(StorageError::new(StorageFault::Location, message));
             };
             return Ok(Location::Local(path.into()));

@@ -72,7 +72,7 @@ fn what_is_no_location_is_refused_without_repeating_secrets() {
         ),
         (
             "https://host/%zz",
-            "`https://host/%zz`: what follows a `%` is no byte of UTF-8 text",
+            "`https://host/%zz`: what follows a `%` is not a byte of UTF-8 text",
         ),
         (
             "ftp://host/a",

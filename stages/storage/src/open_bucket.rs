@@ -176,6 +176,6 @@ fn check_s3_credentials(bucket_url: &str, environment: &BTreeMap<String, String>
     if !is_true("AWS_EC2_METADATA_DISABLED") && TcpStream::connect_timeout(&service, Duration::from_secs(1)).is_ok() {
         return Ok(());
     }
-    let said = "neither in the environment nor in ~/.aws, and this is no machine of AWS; AWS_SKIP_SIGNATURE=true reads public buckets";
+    let said = "neither in the environment nor in ~/.aws, and this machine is not in AWS; AWS_SKIP_SIGNATURE=true reads public buckets";
     Err(StorageError::of(StorageFault::Credentials, bucket_url, said))
 }

@@ -55,7 +55,7 @@ pub struct LoadedStep {
     pub seconds: Vec<f64>,
     /// Segments whose recordings could not be loaded.
     pub lost: Vec<String>,
-    /// Segments that were left out because their audio holds samples that are no numbers.
+    /// Segments that were left out because their audio holds samples that are not numbers.
     pub dropped: Vec<String>,
     /// Segments that were left out because their texts have too many tokens.
     pub too_long: Vec<String>,

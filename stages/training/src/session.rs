@@ -94,7 +94,7 @@ pub struct Session {
 /// Segments that are left out of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LeftOut {
-    /// Their recordings could not be loaded, or hold samples that are no numbers.
+    /// Their recordings could not be loaded, or hold samples that are not numbers.
     pub recordings: Vec<String>,
     /// Their texts have too many tokens.
     pub too_long: Vec<String>,

@@ -209,7 +209,7 @@ pub(crate) fn step_of(partition: &Partition) -> Result<u64, StageError> {
         .and_then(|digits| digits.parse().ok())
         .ok_or_else(|| {
             StageError::failed(format!(
-                "partition {partition} is no step such as step-000000012; training reads from sampling.load"
+                "partition {partition} is not a step such as step-000000012; training reads from sampling.load"
             ))
         })
 }

@@ -437,7 +437,7 @@ fn one_step(
     // Where the train rows are an input, a warning about those with too many tokens was sent before the first step.
     let warned = context.input("train").is_some();
     let left_out = [
-        (&loaded.dropped, "samples that are no numbers"),
+        (&loaded.dropped, "samples that are not numbers"),
         (&loaded.too_long, "more tokens than `max_tokens`"),
     ];
     for (segments, why) in &left_out[..if warned { 1 } else { 2 }] {

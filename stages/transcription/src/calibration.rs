@@ -40,7 +40,7 @@ impl Calibration {
     pub fn fit(words: &[(f64, bool)], model_digest: &str) -> Result<Self> {
         if let Some((confidence, _)) = words.iter().find(|(confidence, _)| !(0.0..=1.0).contains(confidence)) {
             return Err(TranscriptionError::Input(format!(
-                "{confidence} is no confidence from 0 to 1"
+                "{confidence} is not a confidence from 0 to 1"
             )));
         }
         let mut sorted = words.to_vec();
@@ -139,7 +139,7 @@ impl Calibration {
             .all(|(at, probability)| is_share(*at) && is_share(*probability));
         let is_sorted = found.points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1);
         if found.version != Self::VERSION || found.points.is_empty() || !is_valid || !is_sorted {
-            return Err(wrong("it is no calibration of this version".to_owned()));
+            return Err(wrong("it is not a calibration of this version".to_owned()));
         }
         if found.model_digest != digest {
             let why = "it is of other weights than the model's: delete it, or calibrate anew";

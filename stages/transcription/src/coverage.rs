@@ -141,7 +141,7 @@ pub(crate) fn later(stretches: &[Range<f64>], seconds: f64) -> Vec<Range<f64>> {
 
 /// The holes in the speech of a window: what of the `stretches` lies farther than [`REACH`] from all `words` and is as long as
 /// [`LEAST_HOLE`]. Times are seconds from the beginning of the window; words may overlap and come in any order. Words whose times
-/// are no numbers cover nothing.
+/// are not numbers cover nothing.
 pub fn holes(stretches: &[Range<f64>], words: &[Range<f64>]) -> Vec<Range<f64>> {
     let mut covered: Vec<Range<f64>> = words
         .iter()

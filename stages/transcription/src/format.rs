@@ -60,7 +60,7 @@ impl Format {
         }
     }
 
-    /// The bytes of the file: text, but for Parquet. Only JSON, JSON lines and Parquet refuse times that are no numbers; the
+    /// The bytes of the file: text, but for Parquet. Only JSON, JSON lines and Parquet refuse times that are not numbers; the
     /// others write 0 for them. `limits` matter to subtitles alone; a limit of 0 is an error.
     pub fn write(self, transcript: &Transcript, limits: &LineLimits) -> Result<Vec<u8>> {
         limits.check()?;

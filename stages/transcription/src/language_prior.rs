@@ -119,7 +119,7 @@ impl LanguageCounts {
             .languages()
             .find(|(language, sum)| !is_language(language) || *sum == 0)
         {
-            return Err(wrong(format!("`{language}` is no language with texts")));
+            return Err(wrong(format!("`{language}` is not a language with texts")));
         }
         Ok(counts)
     }

@@ -705,12 +705,12 @@ mod tests {
         };
         let with = |entries: &str| format!("language: fr\ncardinals: {{0: zero, {entries}}}\n");
         refused("", "missing field");
-        refused("language: french\ncardinals: {0: a}", "no code");
+        refused("language: french\ncardinals: {0: a}", "not a code");
         refused("language: fr\ncardinals: {}", "no 0");
         refused("language: fr\ncardinals: {0: a}\nx: 1", "unknown field");
         refused(&with("1: un, 3: trois"), "no rule says the numbers from 2 to 2");
         refused(&with("1: un, 1: deux"), "twice");
-        refused(&with("a: un"), "no number");
+        refused(&with("a: un"), "not a number");
         refused(&with("1: [un, une]"), "one form");
         refused(&with("1: '[ >>]'"), "no word");
         refused(&with("1: '>> et un'"), "below 10");
@@ -724,8 +724,8 @@ mod tests {
         refused("language: fr\ncardinals: {0: a}\nalso: {'10/0': x}", "divisor");
         refused("language: fr\ncardinals: {0: a}\nalso: {'10/100': x}", "divisor");
         refused("language: fr\ncardinals: {0: a}\ncombining: {1: x}", "no such number");
-        refused("language: fr\ncardinals: {0: a}\nfillers: ['tu sais']", "no word");
-        refused("language: fr\ncardinals: {0: a}\nfillers: ['-']", "no word");
+        refused("language: fr\ncardinals: {0: a}\nfillers: ['tu sais']", "not a word");
+        refused("language: fr\ncardinals: {0: a}\nfillers: ['-']", "not a word");
         refused("language: fr\ncardinals: {0: 1.5}", "did not match");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "language: fr\n").unwrap();

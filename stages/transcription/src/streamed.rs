@@ -380,7 +380,7 @@ fn with_hint(mut refusal: Refusal, path: &Path) -> Refusal {
     if refusal.reason == "unsupported_format"
         && ending.is_some_and(|ending| ENDINGS_OF_LISTS.contains(&ending.as_str()))
     {
-        refusal.detail += "; tables and lists are no manifests here: name one of JSON lines or parquet";
+        refusal.detail += "; tables and lists are not manifests here: name one of JSON lines or parquet";
     }
     refusal
 }

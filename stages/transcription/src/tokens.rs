@@ -5,7 +5,7 @@ use flow_model::tokenizer::Tokenizer;
 use crate::confidence::{ConfidenceMethod, log_softmax};
 use crate::{Result, TranscriptionError};
 
-/// What OpenAI's API gives for tokens that are as good as impossible. Outputs of damaged weights, which are no numbers, have
+/// What OpenAI's API gives for tokens that are as good as impossible. Outputs of damaged weights, which are not numbers, have
 /// it, too.
 pub const LEAST_LOGPROB: f64 = -9999.0;
 

@@ -532,7 +532,7 @@ fn targets_are_repositories_and_files_are_files() {
             .hub("http://127.0.0.1:1", Some("secret"))
             .push(&push, &mut |_| true)
             .unwrap_err();
-        assert!(error.to_string().contains("no branch"), "{error}");
+        assert!(error.to_string().contains("is not a branch"), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     assert!(files_below(&folder.path().join("nothing")).is_err());

@@ -20,7 +20,7 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
     if outputs == 0 || !log_probs.len().is_multiple_of(outputs) {
         let values = log_probs.len();
         return Err(Error::Input(format!(
-            "{values} values are no rows of {outputs} outputs"
+            "{values} values are not rows of {outputs} outputs"
         )));
     }
     let blank = outputs - 1;

@@ -379,7 +379,7 @@ impl Adapter {
         if let Some((key, _)) = self.whole.first() {
             return Err(broken(
                 &self.path,
-                format!("tensor `{key}` replaces one of the model, and is no matrix of LoRA"),
+                format!("tensor `{key}` replaces one of the model, and is not a matrix of LoRA"),
             ));
         }
         let mut matrices = Vec::with_capacity(2 * self.pairs.len());
@@ -417,7 +417,7 @@ fn finite(path: &Path, entry: &TensorEntry) -> Result<Tensor> {
         true => Ok(wide),
         false => Err(broken(
             path,
-            format!("tensor `{}` has values that are no finite numbers", entry.name),
+            format!("tensor `{}` has values that are not finite numbers", entry.name),
         )),
     }
 }

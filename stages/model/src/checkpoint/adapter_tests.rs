@@ -173,7 +173,7 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             |all| all[0].1 = (all[0].1.clone() * f64::NAN).unwrap(),
-            "k_proj.lora_A.weight` has values that are no finite numbers",
+            "k_proj.lora_A.weight` has values that are not finite numbers",
         ),
         (
             |all| all[0].1 = all[0].1.to_dtype(DType::I64).unwrap(),
@@ -292,7 +292,7 @@ fn factors_beyond_f32_are_refused_and_so_are_sums() {
     // The factor is finite, the weights are not.
     let error = alpha(1e37, 1e6).unwrap_err();
     assert!(
-        error.contains("linear_k.weight") && error.contains("no finite numbers"),
+        error.contains("linear_k.weight") && error.contains("not finite numbers"),
         "{error}"
     );
     alpha(16.0, 1.0).unwrap();

@@ -206,7 +206,7 @@ fn put_scores(pieces: &mut [Piece], listed: &Value) -> std::result::Result<(), S
         .map(|merge| match (merge.as_str(), merge.as_array().map(Vec::as_slice)) {
             (Some(text), _) => text.split_once(' ').ok_or("has a merge of one part"),
             (_, Some([left, right])) => left.as_str().zip(right.as_str()).ok_or("has a merge that is not text"),
-            _ => Err("has a merge that is no pair"),
+            _ => Err("has a merge that is not a pair"),
         })
         .collect::<std::result::Result<_, _>>()?;
     let mut ranks: HashMap<String, usize> = HashMap::new();

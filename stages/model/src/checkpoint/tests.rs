@@ -531,7 +531,7 @@ fn weights_in_several_files_are_one_model() {
     assert_eq!(bits(&OpenModel::open(&path).unwrap()), bits(&opened("hf")));
     let name = all[0].0.clone();
     for (wrong, expected) in [
-        ("../model.safetensors", "no file of this folder"),
+        ("../model.safetensors", "is not a file of this folder"),
         ("model-00001-of-00003.safetensors", "lacks tensor"),
         ("model-9.safetensors", "model-9"),
     ] {

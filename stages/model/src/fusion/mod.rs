@@ -74,7 +74,7 @@ impl Fusion {
 
     fn add_weighted(&mut self, model: Arc<BackoffAcceptor>, weight: f64, is_phrases: bool) -> Result<()> {
         if !weight.is_finite() {
-            return Err(Error::Input(format!("{weight} is no weight of a language model")));
+            return Err(Error::Input(format!("{weight} is not a weight of a language model")));
         }
         if weight != 0.0 {
             self.models.push(Weighted {

@@ -138,7 +138,7 @@ fn files_are_read_by_name() {
             .success()
     );
     let error = read_arpa(&pipe, 3).unwrap_err().to_string();
-    assert!(error.contains("no regular file"), "{error}");
+    assert!(error.contains("not a regular file"), "{error}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn a_tensor_is_of_a_storage_of_torch() {
     let at = good.windows(5).position(|bytes| bytes == b"Float").unwrap();
     let mut bad = good.clone();
     bad[at] = 0xff;
-    assert!(tensors(&bad).unwrap_err().contains("no UTF-8"));
+    assert!(tensors(&bad).unwrap_err().contains("not UTF-8"));
 }
 
 #[test]

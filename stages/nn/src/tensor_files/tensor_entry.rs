@@ -71,7 +71,7 @@ impl LowRankSum {
         let sum = (base.to_dtype(dtype)? + added)?;
         // A model that had such values before keeps them.
         if !is_finite(&sum)? && is_finite(&base)? {
-            let what = "with the adapter it has values that are no finite numbers";
+            let what = "with the adapter it has values that are not finite numbers";
             return Err(Error::Input(format!("tensor `{}`: {what}", self.base.name)));
         }
         Ok(sum)

@@ -28,7 +28,7 @@ pub fn open_torch<T>(
     let (pickle_name, &pickle) = members
         .iter()
         .find(|(name, _)| *name == "data.pkl" || name.ends_with("/data.pkl"))
-        .ok_or("has no data.pkl: it is no PyTorch checkpoint")?;
+        .ok_or("has no data.pkl: it is not a PyTorch checkpoint")?;
     let root = pickle_name.strip_suffix("data.pkl").unwrap_or_default();
     if pickle.length > MAX_SMALL_FILE {
         return Err(format!("has a data.pkl of {} bytes", pickle.length));

@@ -502,7 +502,7 @@ fn opus_keeps_the_place_and_loses_more_at_lower_rates() {
         );
         last = best.1;
     }
-    // Nothing, less than the delay, values that are no numbers, and far above full scale.
+    // Nothing, less than the delay, values that are not numbers, and far above full scale.
     for mut odd in [vec![], vec![0.5; 3], vec![f32::NAN; 700], vec![1e30; 700]] {
         let length = odd.len();
         compress::opus(&mut odd, 6000, SAMPLE_RATE).unwrap();

@@ -187,7 +187,7 @@ fn part(head: &[u8]) -> Result<Option<Part>, MultipartError> {
         }
         let (kind, parameters) = value.split_once(';').unwrap_or((value, ""));
         if !kind.trim().eq_ignore_ascii_case("form-data") {
-            return Err(MultipartError::Malformed("a part is no form-data"));
+            return Err(MultipartError::Malformed("a part is not form-data"));
         }
         let Some(name) = parameter(parameters, "name") else {
             return Err(MultipartError::Malformed("a part has no name"));

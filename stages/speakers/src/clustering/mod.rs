@@ -30,7 +30,7 @@ impl<'a> Embeddings<'a> {
                 dimension,
             }),
             _ => Err(Error::Input(format!(
-                "{} values are no whole chunks of {speakers} embeddings of {dimension}",
+                "{} values do not divide into chunks of {speakers} embeddings of {dimension}",
                 values.len()
             ))),
         }

@@ -49,7 +49,7 @@ impl PipelineConfig {
         let wrong = |what: &dyn std::fmt::Display| Error::Input(format!("{}: {what}", path.display()));
         let length = std::fs::metadata(path).map_err(|error| wrong(&error))?.len();
         if length > MAX_BYTES {
-            return Err(wrong(&format!("has {length} bytes: it is no configuration")));
+            return Err(wrong(&format!("has {length} bytes: it is not a configuration")));
         }
         let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
         flow_yaml_guard::check(&text).map_err(|error| wrong(&error))?;
@@ -181,7 +181,7 @@ impl Section {
                 name: self.full(field),
                 fields,
             }),
-            _ => Err(self.wrong(field, "is no mapping of fields")),
+            _ => Err(self.wrong(field, "is not a mapping of fields")),
         }
     }
 

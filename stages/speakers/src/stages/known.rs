@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(voices[1], ("Bob".to_owned(), Voice::Embedding(vec![0.5, -1.0])));
         for (text, said) in [
             ("{}", "names no speaker"),
-            ("[]", "no JSON object"),
-            (r#"{"Ann": 1}"#, "no JSON object"),
+            ("[]", "not a JSON object"),
+            (r#"{"Ann": 1}"#, "not a JSON object"),
             (r#"{"Ann": []}"#, "embedding of Ann"),
             (r#"{"Ann": [1e300]}"#, "known.json"),
             (r#"{" ": [1]}"#, "cannot be the name"),

@@ -154,7 +154,7 @@ fn what_cannot_be_heard_is_refused() {
         hear(&mut listener, &[0.0, f32::NAN], false)
             .unwrap_err()
             .to_string()
-            .contains("no number")
+            .contains("not a number")
     );
     hear(&mut listener, &[0.0; 10], true).unwrap();
     assert!(

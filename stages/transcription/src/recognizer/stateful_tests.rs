@@ -257,7 +257,7 @@ fn assert_nemos(samples: &[f32], expected: &Value, decode: &dyn Fn(&[f32]) -> Hy
     }
     assert!(
         ties.is_empty(),
-        "{case}: frames {ties:?} differ from NeMo's, and are no tie"
+        "{case}: frames {ties:?} differ from NeMo's, and are not a tie"
     );
     found
 }
