@@ -29,8 +29,8 @@ use serde_json::{Map, Value};
 use columns::{Columns, float, is_audio, recording};
 pub use hub::open_dataset;
 
+use super::at_once::threads_for;
 use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
-use super::opening::OBJECTS_AT_ONCE;
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
 use super::utterance::{Common, Utterance, language_called, text_of};
@@ -439,12 +439,7 @@ fn open_parquet_files(
             ..file_of(path, split, look, columns, content, settings)
         })
     };
-    // For each object several requests are waited for.
-    let threads = match files.iter().any(|(path, _)| is_url(path)) {
-        true => OBJECTS_AT_ONCE,
-        false => 1,
-    };
-    let files = on_threads(&files, threads, open);
+    let files = on_threads(&files, threads_for(files.iter().map(|(path, _)| path)), open);
     let files = files.into_iter().collect::<Result<Vec<File>, ManifestError>>()?;
     open_files(root, files, format!("Parquet files of Hugging Face{told}"), settings)
 }

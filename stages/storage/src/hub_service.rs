@@ -116,7 +116,7 @@ impl HubService {
             let said = || text("x-linked-etag").or_else(|| text("etag"));
             etag = etag.or_else(|| said().as_deref().map(plain_etag));
             if expected.is_some() && etag.is_some() && expected != etag {
-                return Ok(with(412, &[])?);
+                return with(412, &[]);
             }
             if answer.status.is_redirection() {
                 let to = redirected(&address, text("location"))?;
