@@ -15,6 +15,7 @@ mod edits;
 mod evaluate_texts;
 mod evaluation;
 mod from_manifests;
+mod hub_ranges;
 mod indic;
 mod inputs;
 mod long_texts;

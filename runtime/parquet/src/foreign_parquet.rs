@@ -69,7 +69,19 @@ impl ForeignParquet {
     /// # Errors
     /// When it cannot be opened, or is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = open_input_file(path)?;
+        Self::of(open_input_file(path)?)
+    }
+
+    /// As [`ForeignParquet::open`], for values that are read in no order, again and again: those of an object come from blocks that are
+    /// kept on this machine ([`InputFile::in_blocks`]).
+    ///
+    /// # Errors
+    /// As of [`ForeignParquet::open`].
+    pub fn open_in_blocks(path: &Path) -> io::Result<Self> {
+        Self::of(open_input_file(path)?.in_blocks())
+    }
+
+    fn of(file: InputFile) -> io::Result<Self> {
         Ok(ForeignParquet {
             length: file.length()?,
             file: Arc::new(Noting {

@@ -166,7 +166,7 @@ impl OpenFiles {
             if self.files.len() >= MOST_OPEN {
                 self.files.clear();
             }
-            let parquet = ForeignParquet::open(path).map_err(read)?;
+            let parquet = ForeignParquet::open_in_blocks(path).map_err(read)?;
             let metadata = parquet.metadata();
             let metadata = metadata.map_err(|error| unreadable(&parquet, path, error.to_string()))?;
             let file = OpenFile {

@@ -98,6 +98,11 @@ pub fn format_of(path: &Path) -> Option<Format> {
     if path.is_dir() {
         return Some(Format::Folder);
     }
+    format_of_name(path)
+}
+
+/// The format of a file by its name alone.
+pub fn format_of_name(path: &Path) -> Option<Format> {
     match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
         "parquet" => Some(Format::Parquet),
         "json" | "jsonl" | "ndjson" => Some(Format::Nemo),

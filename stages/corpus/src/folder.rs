@@ -9,7 +9,7 @@ use flow_kind::{Partition, SourcePartition, StageError};
 
 use crate::ManifestError;
 use crate::corpus::LaidOut;
-use crate::files::{Format, format_of};
+use crate::files::{Format, format_of, format_of_name};
 use crate::folder_languages::FolderLanguages;
 use crate::lines::LineManifest;
 use crate::listing::{AUDIO, Listed, Transcript, list, stem};
@@ -284,14 +284,23 @@ fn folders_of(folder: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// The first table by Hugging Face's convention in the folder above `root` or in one of its folders.
+/// The first table by Hugging Face's convention in the folder above `root` or in one of its folders, or else the only manifest in
+/// `root`, whatever it is called.
 fn table_nearby(root: &Path) -> Option<PathBuf> {
     let above = root.parent().map(|above| match above.as_os_str().is_empty() {
         true => PathBuf::from("."),
         false => above.to_path_buf(),
     });
     let mut folders = above.into_iter().chain(folders_of(root));
-    folders.find_map(|folder| first_of(&folder, &TABLES))
+    folders
+        .find_map(|folder| first_of(&folder, &TABLES))
+        .or_else(|| only_manifest(root))
+}
+
+fn only_manifest(root: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(root).ok()?.flatten().map(|entry| entry.path());
+    let mut manifests = entries.filter(|path| format_of_name(path).is_some() && path.is_file());
+    manifests.next().filter(|_| manifests.next().is_none())
 }
 
 /// Whether a folder holds tars, or its folders do.

@@ -43,7 +43,7 @@ pub use layout::Layout;
 pub use line_search::{LineSearch, ManifestLine, plain};
 pub use manifest::{Manifest, Opened};
 pub use rows::read_schema;
-pub use settings::ReadSettings;
+pub use settings::{Fetch, ReadSettings};
 
 /// The name of a file without its extension.
 pub fn file_stem(path: &Path) -> String {

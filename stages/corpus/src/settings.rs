@@ -15,6 +15,18 @@ use crate::places::{Places, leads_through_link};
 use crate::quoting::Quoting;
 use crate::row_rules::{Regions, RowRules};
 
+/// How files of the Hugging Face hub are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Fetch {
+    /// They are downloaded whole into the hub's cache.
+    #[default]
+    Files,
+    /// They stay on the hub. Rows name their recordings by the addresses of files at a commit, and parts that are read are kept in the
+    /// cache of object storage, which is bounded.
+    Ranges,
+}
+
 /// Reads an existing manifest, or a corpus as it is on disk.
 ///
 /// # What it does
@@ -131,6 +143,10 @@ pub struct ReadSettings {
     /// all. Empty: those for training.
     #[serde(skip_serializing_if = "is_default")]
     pub split: String,
+    /// How the files of a dataset of the hub are read: `files` downloads them whole into the hub's cache; `ranges` leaves them there,
+    /// and each time reads the parts that are needed.
+    #[serde(skip_serializing_if = "is_default")]
+    pub fetch: Fetch,
     /// Folder of extracted recordings, `<audio>/<lang>/<shard_id>/<member>`, as `audio.extract` makes it.
     pub audio: PathBuf,
     /// Folder that is put before a relative `tar_path`.
@@ -168,6 +184,7 @@ impl Default for ReadSettings {
             format: Format::default(),
             layout: Layout::default(),
             split: String::new(),
+            fetch: Fetch::default(),
             audio: PathBuf::new(),
             shards: PathBuf::new(),
             tars: String::new(),

@@ -3,12 +3,13 @@
 use std::io::Read;
 use std::time::Duration;
 
+use flow_storage::{HubToken, origin};
 use serde::Deserialize;
 use ureq::http::{HeaderMap, Response};
 use ureq::{Agent, Body, SendBody};
 
 use crate::error::HubError;
-use crate::hub::{Hub, HubToken};
+use crate::hub::Hub;
 use crate::reference::{HubReference, is_commit, is_inside, plain_name};
 
 /// The most redirections that are followed.
@@ -182,12 +183,7 @@ impl HttpClient {
 
     /// Size, checksum and URL of a file, by a HEAD request.
     pub fn describe(&self, reference: &HubReference, commit: &str, file: &str) -> Result<RemoteFile, RequestError> {
-        let mut address = format!(
-            "{}/{}/resolve/{commit}/{}",
-            self.endpoint,
-            reference.path(),
-            encoded(file)
-        );
+        let mut address = address_of(&self.endpoint, reference, commit, file);
         let mut found: Option<(String, Option<u64>)> = None;
         for _ in 0..REDIRECTIONS {
             let response = self.send(&address, reference, Some(file), true, None)?;
@@ -473,11 +469,9 @@ pub(crate) fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// `https://host:port` of a URL.
-pub(crate) fn origin(address: &str) -> &str {
-    let host = address.find("://").map_or(0, |at| at + 3);
-    let end = address[host..].find('/').map_or(address.len(), |at| host + at);
-    &address[..end]
+/// The address of a file at a commit.
+pub(crate) fn address_of(endpoint: &str, reference: &HubReference, commit: &str, file: &str) -> String {
+    format!("{endpoint}/{}/resolve/{commit}/{}", reference.path(), encoded(file))
 }
 
 /// A path, percent-encoded.

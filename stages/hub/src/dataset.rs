@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cache::Cache;
-use crate::client::HttpClient;
+use crate::client::{HttpClient, address_of};
 use crate::download::download_file;
 use crate::error::HubError;
 use crate::hub::{Hub, Progress};
@@ -93,5 +93,25 @@ impl Hub {
             paths.push(cache.snapshot(commit).join(file));
         }
         Ok(Some(paths))
+    }
+
+    /// The addresses of some files of a dataset at its commit, which never change. Whether the hub gives them is asked of the first one
+    /// alone. Nothing is downloaded.
+    ///
+    /// # Errors
+    /// Where the hub does not give the first file, or must not be asked (`HF_HUB_OFFLINE`).
+    pub fn addresses(&self, dataset: &DatasetFiles, files: &[&str]) -> Result<Vec<String>, HubError> {
+        let (reference, commit) = (&dataset.reference, &dataset.commit);
+        if self.offline {
+            return Err(HubError::unavailable(
+                format!("{reference} cannot be read in parts: HF_HUB_OFFLINE is set"),
+                "unset it, or leave `fetch: ranges` out where the files are in the cache",
+            ));
+        }
+        if let Some(first) = files.first() {
+            HttpClient::new(self).describe(reference, commit, first)?;
+        }
+        let address = |file: &&str| address_of(&self.endpoint, reference, commit, file);
+        Ok(files.iter().map(address).collect())
     }
 }

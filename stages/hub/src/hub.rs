@@ -1,7 +1,9 @@
 //! The hub's address and cache, and fetching of models.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
+
+use flow_storage::{HubAccess, HubToken};
 
 use crate::cache::Cache;
 use crate::client::HttpClient;
@@ -28,14 +30,6 @@ pub struct Hub {
     pub timeout: Duration,
 }
 
-/// A token for the hub.
-#[derive(Clone)]
-pub struct HubToken {
-    pub secret: String,
-    /// The variable or file that it was read from, for messages.
-    pub from: String,
-}
-
 impl Hub {
     /// From the environment variables that `huggingface_hub` reads: `HF_ENDPOINT`, `HF_TOKEN` or the token file,
     /// `HF_HUB_CACHE` or `HF_HOME`, `HF_HUB_OFFLINE`.
@@ -48,13 +42,8 @@ impl Hub {
 
     /// As [`Hub::from_environment`], with the variables that `variable` looks up by name.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, HubError> {
-        let user_cache = || {
-            let folder = variable("XDG_CACHE_HOME").map(PathBuf::from);
-            folder.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".cache")))
-        };
-        let home = variable("HF_HOME").map(PathBuf::from);
-        let home = home.or_else(|| user_cache().map(|cache| cache.join("huggingface")));
-        let cache = match (variable("HF_HUB_CACHE"), &home) {
+        let access = HubAccess::from_variables(&variable);
+        let cache = match (variable("HF_HUB_CACHE"), &access.home) {
             (Some(cache), _) => PathBuf::from(cache),
             (None, Some(home)) => home.join("hub"),
             (None, None) => {
@@ -64,27 +53,11 @@ impl Hub {
                 ));
             }
         };
-        let token_file = variable("HF_TOKEN_PATH").map(PathBuf::from);
-        let token_file = token_file.or_else(|| home.map(|home| home.join("token")));
-        let named = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]
-            .into_iter()
-            .find_map(|name| Some((variable(name)?, name.to_owned())));
-        let kept = || {
-            let file = token_file?;
-            Some((std::fs::read_to_string(&file).ok()?, file.display().to_string()))
-        };
-        let token = named.or_else(kept).map(|(secret, from)| HubToken {
-            secret: secret.trim().to_owned(),
-            from,
-        });
-        let yes = |value: String| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on");
         Ok(Hub {
-            endpoint: variable("HF_ENDPOINT")
-                .map(|endpoint| endpoint.trim_end_matches('/').to_owned())
-                .unwrap_or_else(|| "https://huggingface.co".into()),
+            endpoint: access.endpoint,
             cache,
-            token: token.filter(|token| !token.secret.is_empty()),
-            offline: variable("HF_HUB_OFFLINE").is_some_and(yes),
+            token: access.token,
+            offline: access.offline,
             timeout: Duration::from_secs(30),
         })
     }

@@ -16,6 +16,7 @@ mod tests;
 
 pub use dataset::DatasetFiles;
 pub use error::HubError;
-pub use hub::{Hub, HubToken, Progress};
+pub use flow_storage::HubToken;
+pub use hub::{Hub, Progress};
 pub use push::{NewFile, Push, Pushed, files_below};
 pub use reference::{DatasetReference, HubReference, RepositoryKind};

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use flow_storage::origin;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::client::{HttpClient, Method, origin, text};
+use crate::client::{HttpClient, Method, RemoteRevision, text};
 use crate::download::{TRIES, amount, pause};
 use crate::error::HubError;
 use crate::hub::{Hub, Progress};
@@ -30,6 +31,8 @@ const SAMPLE: u64 = 512;
 /// What one commit has at most: files, and bytes of those that are in it.
 const COMMIT_FILES: usize = 5_000;
 const COMMIT_BYTES: u64 = 32 << 20;
+/// Statuses of a commit at the same time as another one.
+const CONFLICTS: [u16; 2] = [409, 412];
 /// The longest answer that is read, in bytes.
 const LONGEST_ANSWER: u64 = 16 << 20;
 
@@ -185,11 +188,12 @@ impl<'s> Session<'s> {
     fn run(&mut self) -> Result<Pushed, Stopped> {
         self.make_repository()?;
         self.make_branch()?;
-        let deleted = self.renumbered()?;
+        let listed = self.listed()?;
+        let deleted = self.renumbered(listed.files);
         let changed = self.changed()?;
         let large: Vec<&Changed<'_>> = changed.iter().filter(|file| file.mode == Mode::Lfs).collect();
         let sent = self.upload(&large)?;
-        self.commit(&changed, &deleted)?;
+        self.commit(&changed, &deleted, listed.commit)?;
         let regular = changed.iter().filter(|file| file.mode == Mode::Regular);
         Ok(Pushed {
             files: changed.len(),
@@ -269,28 +273,32 @@ impl<'s> Session<'s> {
         Ok(())
     }
 
-    /// Numbered files of a dataset's splits that the repository has and the push has not.
-    fn renumbered(&mut self) -> Result<Vec<String>, Stopped> {
-        let ours: BTreeSet<&str> = self.push.files.iter().map(|file| file.path.as_str()).collect();
-        let splits: BTreeSet<&str> = ours.iter().filter_map(|path| files::numbered(path)).collect();
-        if self.push.repository.kind != RepositoryKind::Dataset || splits.is_empty() {
-            return Ok(Vec::new());
-        }
+    /// The commit of the branch, and its files.
+    fn listed(&mut self) -> Result<RemoteRevision, Stopped> {
         let mut tries = 0;
-        let listed = loop {
+        loop {
             match self.client.list(self.push.repository) {
-                Ok(listed) => break listed,
+                Ok(listed) => return Ok(listed),
                 Err(error) if error.transient && tries + 1 < TRIES => {
                     tries += 1;
                     self.wait("listing the repository", tries)?;
                 }
                 Err(error) => return Err(Stopped::Failed(error.into())),
             }
-        };
+        }
+    }
+
+    /// Numbered files of a dataset's splits that the repository has and the push has not.
+    fn renumbered(&self, there: Vec<String>) -> Vec<String> {
+        let ours: BTreeSet<&str> = self.push.files.iter().map(|file| file.path.as_str()).collect();
+        let splits: BTreeSet<&str> = ours.iter().filter_map(|path| files::numbered(path)).collect();
+        if self.push.repository.kind != RepositoryKind::Dataset {
+            return Vec::new();
+        }
         let is_left = |path: &String| {
             !ours.contains(path.as_str()) && files::numbered(path).is_some_and(|split| splits.contains(split))
         };
-        Ok(listed.files.into_iter().filter(is_left).collect())
+        there.into_iter().filter(is_left).collect()
     }
 
     /// The files that the repository does not have as they are.
@@ -338,8 +346,9 @@ impl<'s> Session<'s> {
         digest.ok_or(Stopped::Cancelled)
     }
 
-    /// Commits files and deletions, in as many commits as they need; those of README.md come last.
-    fn commit(&mut self, changed: &[Changed<'s>], deleted: &[String]) -> Result<(), Stopped> {
+    /// Commits files and deletions, in as many commits as they need; those of README.md come last. `parent` is the commit with which
+    /// the files were compared.
+    fn commit(&mut self, changed: &[Changed<'s>], deleted: &[String], mut parent: String) -> Result<(), Stopped> {
         let mut order: Vec<&Changed<'_>> = changed.iter().collect();
         order.sort_by_key(|changed| (changed.file.path == "README.md", &changed.file.path));
         let mut commits: Vec<Vec<&Changed<'_>>> = Vec::new();
@@ -395,20 +404,39 @@ impl<'s> Session<'s> {
                 });
             }
             let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
-            let headers = [("content-type".to_owned(), "application/x-ndjson".to_owned())];
-            self.call(
-                Call {
-                    what: "the commit",
-                    method: Method::Post,
-                    address: &address,
-                    headers: &headers,
-                    accepted: &[],
-                    tries: TRIES,
-                },
-                Payload::Bytes(body.as_bytes()),
-            )?;
+            let answer = self.commit_on(&parent, &address, &body)?;
+            if number + 1 < count {
+                let made = answer_json(&answer, &address)?["commitOid"].as_str().map(str::to_owned);
+                parent = made.map_or_else(|| Ok(self.listed()?.commit), Ok::<_, Stopped>)?;
+            }
         }
         Ok(())
+    }
+
+    /// One commit. The hub refuses it while somebody else commits (409), and may do so afterwards (412). It is repeated as long as
+    /// the branch is at `parent`: later commits may have changed the files that are there.
+    fn commit_on(&mut self, parent: &str, address: &str, body: &str) -> Result<Answer, Stopped> {
+        let headers = [("content-type".to_owned(), "application/x-ndjson".to_owned())];
+        let call = || Call {
+            what: "the commit",
+            method: Method::Post,
+            address,
+            headers: &headers,
+            accepted: &CONFLICTS,
+            tries: TRIES,
+        };
+        let mut tries = 0;
+        loop {
+            let answer = self.call(call(), Payload::Bytes(body.as_bytes()))?;
+            if answer.status < 300 {
+                return Ok(answer);
+            }
+            tries += 1;
+            if tries >= TRIES || self.listed()?.commit != parent {
+                return Err(Stopped::Failed(self.refused("the commit", address, &answer)));
+            }
+            self.wait("the commit", tries)?;
+        }
     }
 
     fn post_json(&mut self, what: &str, address: &str, body: &Value, accepted: &[u16]) -> Result<Answer, Stopped> {
@@ -543,6 +571,10 @@ impl<'s> Session<'s> {
                 "give it the right to write there, or use the token of another account",
             ),
             404 => (format!("{endpoint} does not know {repository}"), "check the name"),
+            409 | 412 => (
+                format!("there was another commit to {repository} meanwhile"),
+                "run again: what was sent is not sent again, and files are compared with those that are there now",
+            ),
             413 => (
                 format!("{endpoint} says that this is too large"),
                 "push fewer or smaller files at once",

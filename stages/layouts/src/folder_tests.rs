@@ -111,6 +111,24 @@ fn a_table_nearby_is_named_where_texts_are_missing() {
         said.contains("metadata.csv is a table: name it in place of the folder"),
         "{said}"
     );
+    // In the folder itself, under a name of its own.
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[("my rows.csv", "path;text\nclips/a.wav;one\n"), ("clips/b.txt", "two")],
+    );
+    for name in ["a.wav", "b.wav"] {
+        fs::write(folder.path().join("clips").join(name), recording()).unwrap();
+    }
+    let output = run(with_lang(folder.path(), "en"));
+    let said = details(&output).join("\n");
+    assert!(
+        said.contains("my rows.csv is a table: name it in place of the folder"),
+        "{said}"
+    );
+    fs::write(folder.path().join("others.csv"), "path,text\n").unwrap();
+    let said = details(&run(with_lang(folder.path(), "en"))).join("\n");
+    assert!(said.contains("a.txt") && !said.contains("is a table"), "{said}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::places::Places;
 use flow_corpus::written_set::REJECTS;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
+use flow_kind::store::on_threads;
 use flow_kind::{Partition, StageError};
 use flow_parquet::ForeignParquet;
 use flow_storage::{FileVersion, is_url};
@@ -28,6 +29,7 @@ use serde_json::{Map, Value};
 use columns::{Columns, float, is_audio, recording};
 pub use hub::open_dataset;
 
+use super::at_once::threads_for;
 use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
 use super::splits::{chosen, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
@@ -408,7 +410,8 @@ fn open_parquet_files(
     told: String,
     settings: &ReadSettings,
 ) -> Result<Manifest, ManifestError> {
-    let open = |(path, split): (PathBuf, String)| {
+    let open = |(path, split): &(PathBuf, String)| {
+        let (path, split) = (path.clone(), split.clone());
         let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
         let metadata = parquet_of(&path)?;
         let columns = Columns::of(metadata.schema(), settings).map_err(|why| ManifestError::manifest(&path, why))?;
@@ -436,10 +439,8 @@ fn open_parquet_files(
             ..file_of(path, split, look, columns, content, settings)
         })
     };
-    let files = files
-        .into_iter()
-        .map(open)
-        .collect::<Result<Vec<File>, ManifestError>>()?;
+    let files = on_threads(&files, threads_for(files.iter().map(|(path, _)| path)), open);
+    let files = files.into_iter().collect::<Result<Vec<File>, ManifestError>>()?;
     open_files(root, files, format!("Parquet files of Hugging Face{told}"), settings)
 }
 

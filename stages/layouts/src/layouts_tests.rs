@@ -234,6 +234,12 @@ fn samples_of_webdataset_are_rows() {
     };
     assert_eq!(column(&of("test", &[]), "text"), ["text of c"]);
     assert_eq!(column(&of("test", &["speaker=text"]), "text"), ["s1"]);
+    let dots = tempfile::tempdir().unwrap();
+    let tar = super::tar_of(&[("talk-12.5.wav", &recording()), ("talk-12.5.txt", &b"said".to_vec())]);
+    fs::write(dots.path().join("x.tar"), tar).unwrap();
+    let output = run(with_lang(dots.path(), "hi"));
+    assert_eq!(column(&output, "tar_member_name"), ["talk-12.5.wav"]);
+    assert_eq!(column(&output, "segment_id"), ["talk-12.5"]);
     // A tar that was cut, members that are no sample, and texts that are none.
     let folder = tempfile::tempdir().unwrap();
     let whole = fs::read(data("webdataset/train-000000.tar")).unwrap();

@@ -1,6 +1,7 @@
 //! Layouts of corpora as they are on disk: a file for each, and the list of them. [`mod@read`] is the kind `manifest.read`, which
 //! reads them and other manifests.
 
+mod at_once;
 mod common_voice;
 mod fleurs;
 mod folder_entries;

@@ -13,8 +13,9 @@ use flow_corpus::lines::LineManifest;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
 use flow_corpus::written_set::check_set;
-use flow_corpus::{LaidOut, Layout, Manifest, ManifestError, ReadSettings};
+use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
+use crate::at_once::threads_for;
 use crate::hugging_face;
 
 /// The dataset of the hub that `manifest` names, if it names one.
@@ -39,6 +40,11 @@ pub fn open(
     let wrong = |why: String| ManifestError::manifest(&settings.manifest, why);
     if let Some(dataset) = dataset(settings).map_err(wrong)? {
         return hugging_face::open_dataset(&dataset, settings, progress);
+    }
+    if settings.fetch != Fetch::Files {
+        return Err(wrong(
+            "`fetch` is of datasets of the hub; files in object storage are always read in parts".into(),
+        ));
     }
     let files = existing(&settings.manifest, "the manifest")?;
     check_layout(settings, &files)?;
@@ -147,9 +153,6 @@ fn open_folder(settings: &ReadSettings, root: &Path, scratch: &Path) -> Result<M
     }
 }
 
-/// Objects that are looked for at the same time.
-const OBJECTS_AT_ONCE: usize = 16;
-
 /// Where files lie that may be of sets in object storage; objects are opened.
 fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
     let look = |file: &String| -> Result<PathBuf, ManifestError> {
@@ -160,9 +163,7 @@ fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
         }
         Ok(path)
     };
-    // For each object several requests are waited for.
-    let threads = if files.iter().any(is_url) { OBJECTS_AT_ONCE } else { 1 };
-    on_threads(files, threads, look).into_iter().collect()
+    on_threads(files, threads_for(files.iter()), look).into_iter().collect()
 }
 
 /// The files of a pattern, all of which have to be there.

@@ -1,4 +1,4 @@
-//! WebDataset: tars in which members with one name up to its first dot are a sample, a recording and its text in `.txt` or `.json`.
+//! WebDataset: tars in which members with one name up to a dot are a sample, a recording and its text in `.txt` or `.json`.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,9 @@ use super::{nemo_tarred, shar};
 const TEXTS: [&str; 5] = ["text", "transcription", "transcript", "sentence", "normalized_text"];
 const LANGUAGES: [&str; 2] = ["lang", "language"];
 const DURATIONS: [&str; 1] = ["duration"];
+
+/// How members are grouped to samples, as part of the key of what was read: another one where rows become others.
+const GROUPED: &str = " dots";
 
 struct Tar {
     path: PathBuf,
@@ -202,7 +205,7 @@ impl Corpus for WebDataset {
                 name: Partition::from(format!("{split}{}", label(number, &tar.path))),
                 number,
                 files: Vec::new(),
-                looks: chain.to_hex(),
+                looks: format!("{}{GROUPED}", chain.to_hex()),
             }
         };
         self.tars.iter().enumerate().map(part).collect()

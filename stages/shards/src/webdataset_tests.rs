@@ -33,6 +33,33 @@ fn good() -> Vec<u8> {
 }
 
 #[test]
+fn names_of_recordings_may_have_dots() {
+    let temp = tempfile::tempdir().unwrap();
+    let (good, hi) = (good(), br#"{"text": "text", "lang": "hi"}"#);
+    put(
+        temp.path(),
+        "x.tar",
+        &tar_of(&[
+            ("v1.0/talk-12.5-13.25.flac", &good),
+            ("v1.0/talk-12.5-13.25.json", hi),
+            ("a.flac", &good),
+            ("a.json", hi),
+            // Beside a recording under the name up to the first dot, further ones are not samples, as neither are texts alone.
+            ("a.original.flac", &good),
+            ("a.segments.json", b"[]"),
+            ("b.words.json", b"[]"),
+            ("talk-20.0.json", hi),
+            ("talk-20.0.flac", &good),
+        ]),
+    );
+    let output = read(settings(temp.path()));
+    assert!(output.rejects().is_empty(), "{:?}", output.rejects());
+    let rows = output.rows("rows", "x");
+    let ids: Vec<&str> = rows["segment_id"].as_string::<i32>().iter().flatten().collect();
+    assert_eq!(ids, ["v1.0/talk-12.5-13.25", "a", "talk-20.0"]);
+}
+
+#[test]
 fn samples_become_rows_and_bad_ones_rejects() {
     let temp = tempfile::tempdir().unwrap();
     let good = good();
@@ -261,7 +288,7 @@ fn version_guards_the_output() {
             WebDataset::VERSION,
             flow_kind::Digest::of(text.as_bytes()).short().to_string()
         ),
-        (3, "aca213eed018aba8".to_string())
+        (4, "aca213eed018aba8".to_string())
     );
 }
 

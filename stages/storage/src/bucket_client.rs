@@ -13,15 +13,19 @@ use object_store::{BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, R
 
 use crate::counters::Counters;
 use crate::counting_connector::CountingConnector;
+use crate::hub_access::HubAccess;
+use crate::hub_service::HubConnector;
 use crate::location::{ObjectUrl, Scheme, is_loopback};
 use crate::open_bucket::{AZURE_ENDPOINTS, Limits, S3_ENDPOINTS, first_of};
 
-/// A client for the bucket of `url`, with what the environment sets of it.
+/// A client for the bucket of `url`, with what the environment sets of it. `hub` is how its server is reached, where that is the
+/// Hugging Face hub.
 pub(crate) fn build(
     url: &ObjectUrl,
     environment: &BTreeMap<String, String>,
     limits: &Limits,
     counters: &Arc<Counters>,
+    hub: Option<HubAccess>,
 ) -> object_store::Result<Arc<dyn ObjectStore>> {
     let connector = CountingConnector(Arc::clone(counters));
     // The builders have the same methods, and no trait for them.
@@ -67,13 +71,20 @@ pub(crate) fn build(
             let options = ClientOptions::new()
                 .with_timeout(limits.request)
                 .with_allow_http(url.scheme() == Scheme::Http);
-            HttpBuilder::new()
+            let builder = HttpBuilder::new()
                 .with_url(url.with_key("").to_string())
                 .with_client_options(options)
-                .with_retry(retry_config(limits))
-                .with_http_connector(connector)
-                .build()
-                .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+                .with_retry(retry_config(limits));
+            let builder = match hub {
+                None => builder.with_http_connector(connector),
+                Some(hub) => builder.with_http_connector(HubConnector {
+                    hub,
+                    scheme: url.scheme(),
+                    limits: *limits,
+                    counters: Arc::clone(counters),
+                }),
+            };
+            builder.build().map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
         }
     }
 }

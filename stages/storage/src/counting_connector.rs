@@ -19,11 +19,16 @@ pub(crate) struct CountingConnector(pub Arc<Counters>);
 
 impl HttpConnector for CountingConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(CountingService {
-            client: ReqwestConnector::default().connect(options)?,
-            counters: Arc::clone(&self.0),
-        }))
+        Ok(counted(ReqwestConnector::default().connect(options)?, &self.0))
     }
+}
+
+/// A client whose requests are counted.
+pub(crate) fn counted(client: HttpClient, counters: &Arc<Counters>) -> HttpClient {
+    HttpClient::new(CountingService {
+        client,
+        counters: Arc::clone(counters),
+    })
 }
 
 #[derive(Debug)]

@@ -23,6 +23,9 @@ mod counting_connector;
 mod error;
 mod evict;
 mod file_version;
+mod hub_access;
+#[cfg(feature = "object-store")]
+mod hub_service;
 mod input_file;
 mod kept;
 mod kept_folder;
@@ -40,6 +43,7 @@ pub use conditional::ObjectVersion;
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
 pub use file_version::{FileVersion, is_one_file};
+pub use hub_access::{HubAccess, HubToken, origin};
 pub use input_file::{InputFile, is_file};
 pub use kept::Progress;
 pub use list::{Entry, Folder};

@@ -14,6 +14,8 @@ use crate::counters::Counters;
 #[cfg(feature = "object-store")]
 use crate::error::of_client;
 use crate::error::{StorageError, StorageFault};
+#[cfg(feature = "object-store")]
+use crate::hub_access::HubAccess;
 use crate::location::{ObjectUrl, Scheme};
 
 /// Time and retries of requests.
@@ -85,8 +87,19 @@ pub(crate) fn open(
         *secrets = self::secrets(environment);
         check_s3_credentials(&bucket_url, environment)?;
     }
+    let hub = HubAccess::from_variables(|name| {
+        let value = environment.get(name).filter(|value| !value.trim().is_empty());
+        value.cloned()
+    });
+    let hub = Some(hub).filter(|hub| hub.serves(url));
+    if hub.as_ref().is_some_and(|hub| hub.offline) {
+        let said = "HF_HUB_OFFLINE is set";
+        return Err(StorageError::of(StorageFault::Unavailable, &url.to_string(), said));
+    }
+    secrets.extend(hub.iter().filter_map(|hub| Some(hub.token.as_ref()?.secret.clone())));
     let environment = s3.as_ref().unwrap_or(environment);
-    bucket_client::build(url, environment, limits, counters).map_err(|error| of_client(&bucket_url, &error, secrets))
+    bucket_client::build(url, environment, limits, counters, hub)
+        .map_err(|error| of_client(&bucket_url, &error, secrets))
 }
 
 /// A program without clients refuses every URL.

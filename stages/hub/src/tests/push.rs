@@ -363,6 +363,59 @@ fn who_may_not_write_is_told_at_once() {
     assert!(hub.hub.requests().is_empty());
 }
 
+/// The hub answers 409 for a repository that is there already, and for a commit at the same time as another one.
+#[test]
+fn others_who_push_at_the_same_time_are_waited_for_and_their_commits_noticed() {
+    let (folder, files) = dataset(1);
+    let sent = files_below(folder.path()).unwrap();
+    let other = "f".repeat(40);
+    for (status, refusals, is_moved, expected) in [
+        (409, 2, false, Ok(3)),
+        (412, 1, false, Ok(2)),
+        (409, usize::MAX, false, Err(6)),
+        (409, 1, true, Err(1)),
+        (412, 1, true, Err(1)),
+    ] {
+        let (other, tries) = (other.clone(), Mutex::new(0));
+        let hub = FakeHub::new(move |request, state| {
+            let mut tries = tries.lock().unwrap();
+            match request.path.as_str() {
+                // Made by somebody else since it was looked for.
+                "/api/repos/create" => {
+                    state.repository = Some(true);
+                    Some(Answer::refused(409, ""))
+                }
+                path if path.contains("/commit/") => {
+                    *tries += 1;
+                    let said = json!({ "error": "A commit has happened since." }).to_string();
+                    (*tries <= refusals).then(|| Answer::new(status, &[], said.as_bytes()))
+                }
+                path if path.contains("/revision/") && is_moved && *tries > 0 => {
+                    Some(ok(&json!({ "sha": other, "siblings": [] })))
+                }
+                _ => None,
+            }
+        });
+        let pushed = hub.push("hf://datasets/o/n", &sent, true);
+        let asked = hub.asked("/commit/");
+        match (pushed, expected) {
+            (Ok(pushed), Ok(times)) => {
+                assert_eq!((pushed.files, asked), (3, times));
+                assert_eq!(hub.state.lock().unwrap().files, files);
+            }
+            (Err(error), Err(times)) => {
+                assert!(
+                    error.contains("another commit to hf://datasets/o/n meanwhile: A commit has happened since."),
+                    "{error}"
+                );
+                assert_eq!(asked, times, "{error}");
+                assert!(hub.state.lock().unwrap().files.is_empty());
+            }
+            (pushed, _) => panic!("{status}, {refusals} times: {pushed:?}"),
+        }
+    }
+}
+
 #[test]
 fn answers_that_are_none_are_errors() {
     let (folder, _) = dataset(1);

@@ -8,9 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use flow_corpus::files::{Format, expand_braces};
-use flow_corpus::{Layout, Manifest, ManifestError};
+use flow_corpus::{Fetch, Layout, Manifest, ManifestError};
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
 use flow_kind::glob::path_fits;
+use flow_storage::Location;
 use serde_yaml::Value;
 
 use super::{Numbered, ReadSettings, config_and_split, numbered, open_parquet_files};
@@ -45,8 +46,8 @@ struct Found {
     split: String,
 }
 
-/// Opens a dataset of the hub. Its files are downloaded into the hub's cache if they are not there. `progress` receives lines about
-/// that, and cancels it by false.
+/// Opens a dataset of the hub. Its files are downloaded into the hub's cache if they are not there, or read where they are
+/// (`fetch`). `progress` receives lines about that, and cancels it by false.
 ///
 /// # Errors
 /// Where the hub does not deliver it, it has no Parquet files, or configuration or split are not there or not clear.
@@ -98,7 +99,10 @@ fn open_from(
     let files: Vec<Found> = places.into_iter().map(|place| files[place].clone()).collect();
     let names: Vec<&str> = files.iter().map(|file| file.path.as_str()).collect();
     check_numbers(&names, root)?;
-    let paths = fetched(hub, reference, &taken, &names, progress)?;
+    let paths = match settings.fetch {
+        Fetch::Files => fetched(hub, reference, &taken, &names, progress)?,
+        Fetch::Ranges => remote(hub, reference, &taken, &names)?,
+    };
     let mut told = format!(" at commit {}", taken.commit.get(..12).unwrap_or(&taken.commit));
     if !config.is_empty() {
         told.push_str(&format!(", configuration {config}"));
@@ -169,6 +173,25 @@ fn fetched(
     let paths = hub.fetch_files(dataset, files, progress);
     let paths = paths.map_err(|error| of_hub(reference, error))?;
     paths.ok_or_else(|| stopped(reference))
+}
+
+/// The URLs of files, which stay where they are.
+fn remote(
+    hub: &Hub,
+    reference: &DatasetReference,
+    dataset: &DatasetFiles,
+    files: &[&str],
+) -> Result<Vec<PathBuf>, ManifestError> {
+    let addresses = hub.addresses(dataset, files);
+    let addresses = addresses.map_err(|error| of_hub(reference, error))?;
+    let url = |address: String| match Location::parse(&address) {
+        Ok(location) => Ok(location.to_path()),
+        Err(error) => Err(ManifestError::manifest(
+            Path::new(&reference.to_string()),
+            error.to_string(),
+        )),
+    };
+    addresses.into_iter().map(url).collect()
 }
 
 fn of_hub(reference: &DatasetReference, error: HubError) -> ManifestError {

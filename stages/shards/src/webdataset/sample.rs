@@ -42,39 +42,79 @@ pub(super) struct Row {
 /// Why a sample is rejected: reason and detail.
 pub type Refusal = (&'static str, String);
 
-/// The samples in the order of their first members in the tar.
-pub fn group<'a>(members: &[&'a Member]) -> Vec<Sample<'a>> {
-    let mut samples: Vec<Sample<'a>> = Vec::new();
-    let mut by_key: HashMap<&str, usize> = HashMap::new();
-    for &member in members {
-        let (key, extension) = split(&member.name);
-        let recording = is_of_recording(extension);
-        let (text, json) = (
-            extension.eq_ignore_ascii_case("txt"),
-            extension.eq_ignore_ascii_case("json"),
-        );
-        if !recording && !text && !json {
-            continue;
+/// What a member is of a sample.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Recording,
+    Text,
+    Json,
+}
+
+impl Role {
+    fn of(extension: &str) -> Option<Role> {
+        match extension {
+            _ if is_of_recording(extension) => Some(Role::Recording),
+            _ if extension.eq_ignore_ascii_case("txt") => Some(Role::Text),
+            _ if extension.eq_ignore_ascii_case("json") => Some(Role::Json),
+            _ => None,
         }
-        let at = *by_key.entry(key).or_insert_with(|| {
-            samples.push(Sample {
+    }
+}
+
+/// The samples in the order of their first members in the tar. Members with one name up to its first dot are one. Names of recordings
+/// may have dots themselves (`talk-12.5.flac`): they count up to their last dot where nothing else is a recording up to the first.
+pub fn group<'a>(members: &[&'a Member]) -> Vec<Sample<'a>> {
+    let mut samples = Samples::default();
+    let mut dotted = Samples::default();
+    for (place, &member) in members.iter().enumerate() {
+        let (key, extension) = split(&member.name);
+        if let Some(role) = Role::of(extension) {
+            samples.add(key, role, place, member);
+        } else if let Some((before, extension)) = extension.rsplit_once('.')
+            && let Some(role) = Role::of(extension)
+        {
+            dotted.add(&member.name[..key.len() + 1 + before.len()], role, place, member);
+        }
+    }
+    let has_recording = |key: &str| {
+        let sample = samples.by_key.get(key).map(|at| &samples.all[*at].1);
+        sample.is_some_and(|sample| !sample.recordings.is_empty())
+    };
+    dotted
+        .all
+        .retain(|(_, sample)| !sample.recordings.is_empty() && !has_recording(split(sample.key).0));
+    let mut all = samples.all;
+    all.extend(dotted.all);
+    all.sort_by_key(|(place, _)| *place);
+    all.into_iter().map(|(_, sample)| sample).collect()
+}
+
+#[derive(Default)]
+struct Samples<'a> {
+    /// Each with the place of its first member in the tar.
+    all: Vec<(usize, Sample<'a>)>,
+    by_key: HashMap<&'a str, usize>,
+}
+
+impl<'a> Samples<'a> {
+    fn add(&mut self, key: &'a str, role: Role, place: usize, member: &'a Member) {
+        let at = *self.by_key.entry(key).or_insert_with(|| {
+            let sample = Sample {
                 key,
                 recordings: Vec::new(),
                 text: None,
                 json: None,
-            });
-            samples.len() - 1
+            };
+            self.all.push((place, sample));
+            self.all.len() - 1
         });
-        let sample = &mut samples[at];
-        if recording {
-            sample.recordings.push(member);
-        } else if text {
-            sample.text = Some(member);
-        } else {
-            sample.json = Some(member);
+        let sample = &mut self.all[at].1;
+        match role {
+            Role::Recording => sample.recordings.push(member),
+            Role::Text => sample.text = Some(member),
+            Role::Json => sample.json = Some(member),
         }
     }
-    samples
 }
 
 /// A name up to the first dot of its last part, and what follows the dot.
@@ -134,7 +174,7 @@ impl<'a> Sample<'a> {
         // A film beside its sound is none.
         let mut recordings = self.recordings.clone();
         if recordings.len() > 1 {
-            recordings.retain(|member| !is_of_film(split(&member.name).1));
+            recordings.retain(|member| !is_of_film(member.name.rsplit('.').next().unwrap_or_default()));
         }
         let recording = match recordings[..] {
             [only] => only,
