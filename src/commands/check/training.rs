@@ -6,11 +6,13 @@ use std::io::Write;
 use flow_base::escape::escape_line;
 use flow_evaluation::text_style::TextStyle;
 use flow_inspect::table::count;
+use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_spec::Checked;
 use flow_text::language_tag::split_tag;
 use flow_training::init::is_remote;
+use flow_training::prompts::RowPrompts;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::settings::TrainSettings;
 use flow_training::start_report::{BaseRecipe, WordsAndTokens, many_tokens};
@@ -36,7 +38,9 @@ pub fn look_at_training(checked: &Checked, texts: &Texts, out: &mut dyn Write) -
         let wrong = |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", stage.name));
         writeln!(out, "{}", escape_line(&recipe(&stage.name, &settings).map_err(wrong)?))?;
         let tokenizer = tokenizer(&settings).map_err(wrong)?;
-        for line in of_texts(texts, tokenizer.as_ref()) {
+        let lines = of_texts(texts, tokenizer.as_ref());
+        let prompts = of_prompts(&settings, texts).map_err(wrong)?;
+        for line in lines.into_iter().chain(prompts) {
             writeln!(out, "{}", escape_line(&line))?;
         }
     }
@@ -77,6 +81,27 @@ fn recipe(stage: &str, settings: &ResolvedSettings) -> Result<String, flow_train
         (init, false) => format!("begins from {init}, which was trained with {}", known.join(", ")),
     };
     Ok(format!("{stage}: {rates}; {with}"))
+}
+
+/// A line about languages without a prompt, where the model has prompts.
+fn of_prompts(settings: &ResolvedSettings, texts: &Texts) -> Result<Option<String>, flow_training::TrainingError> {
+    if settings.init == "none" {
+        return Ok(None);
+    }
+    let opened = OpenModel::open(settings.init_path())?;
+    // One that cannot be read is an error of the run with its reason.
+    let Ok(config) = ModelConfig::from_nemo_yaml(&opened.config_yaml) else {
+        return Ok(None);
+    };
+    let Some(prompts) = RowPrompts::of_model(&config, &settings.prompts, settings.seed)? else {
+        return Ok(None);
+    };
+    let mut rows_of: BTreeMap<String, u64> = BTreeMap::new();
+    for (language, _) in texts {
+        *rows_of.entry(language.clone()).or_default() += 1;
+    }
+    let refusal = prompts.check("the manifest", &rows_of).err();
+    Ok(refusal.map(|error| format!("  warning: training refuses these rows: {}", error.with_help())))
 }
 
 /// Lines about texts: their style, tokens a word, and letters that the tokenizer does not know.
@@ -138,6 +163,9 @@ fn of_texts(texts: &Texts, tokenizer: Option<&Tokenizer>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{DType, Device};
+    use flow_model::model::TdtModel;
+
     use super::*;
 
     #[test]
@@ -159,5 +187,36 @@ mod tests {
             "{lines}"
         );
         assert!(of_texts(&Vec::new(), Some(&tokenizer)).is_empty());
+    }
+
+    #[test]
+    fn languages_without_a_prompt_are_told() {
+        let place = tempfile::tempdir().unwrap();
+        let yaml = "
+preprocessor: {sample_rate: 16000, window_size: 0.025, window_stride: 0.01, features: 16, n_fft: 512, pad_to: 0}
+encoder:
+  {feat_in: 16, n_layers: 1, d_model: 8, n_heads: 2, use_bias: false, xscaling: false, conv_kernel_size: 5,
+   subsampling: dw_striding, subsampling_factor: 8, subsampling_conv_channels: 4}
+decoder: {vocab_size: 8, prednet: {pred_hidden: 8, pred_rnn_layers: 1}}
+joint: {jointnet: {joint_hidden: 8}}
+loss: {loss_name: default}
+model_defaults: {initialize_prompt_feature: true, num_prompts: 3, prompt_dictionary: {hi-IN: 0, auto: 2}}
+";
+        let config = ModelConfig::from_nemo_yaml(yaml).unwrap();
+        let model = TdtModel::new(config, None, 1, DType::F32, &Device::Cpu).unwrap();
+        model.save(place.path()).unwrap();
+        let mut settings = TrainSettings {
+            init: place.path().display().to_string(),
+            ..TrainSettings::default()
+        };
+        let texts = vec![("hi".to_owned(), "x".to_owned()), ("ta".to_owned(), "y".to_owned())];
+        let line = |settings: &TrainSettings| of_prompts(&ResolvedSettings::from(settings.clone()), &texts).unwrap();
+        let told = line(&settings).unwrap();
+        assert!(
+            told.contains("ta (1 rows)") && told.contains("prompt_of") && !told.contains("hi ("),
+            "{told}"
+        );
+        settings.prompts.prompt_of.insert("ta".into(), "hi".into());
+        assert_eq!(line(&settings), None);
     }
 }

@@ -181,7 +181,7 @@ pub struct Recognized {
 /// The tokens of each clip by greedy search, and the loss of each with its target, from one pass of the encoder.
 pub fn recognize(model: &TdtModel, batch: &MicroBatch) -> Result<Recognized, EvaluationError> {
     let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
-    let (hypotheses, losses) = install(|| model.transcribe_with_losses(&signals, &batch.tokens))?;
+    let (hypotheses, losses) = install(|| model.transcribe_with_losses(&signals, &batch.tokens, &batch.prompts))?;
     let ids = hypotheses.into_iter().map(|hypothesis| hypothesis.ids).collect();
     Ok(Recognized { ids, losses })
 }
@@ -190,20 +190,39 @@ pub fn recognize(model: &TdtModel, batch: &MicroBatch) -> Result<Recognized, Eva
 /// for.
 pub type Recognize<'a, E> = dyn FnMut(&mut dyn Iterator<Item = MicroBatch>) -> Result<Vec<Recognized>, E> + 'a;
 
+/// Gives the number of the language prompt of a language; none where the model has no prompts, or is to take its own.
+pub type PromptOf<'a> = dyn Fn(&str) -> Result<Option<usize>, EvaluationError> + 'a;
+
+/// How texts and languages become what a model is compared with and told.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    pub tokenizer: Option<&'a Tokenizer>,
+    /// Texts with more tokens have no loss.
+    pub max_tokens: usize,
+    pub prompt_of: &'a PromptOf<'a>,
+}
+
 /// As [`transcribe`], with the loss of each utterance. `all` may share the micro-batches out: the outcomes do not depend on who
 /// computes which. No loss: the audio could not be read, the text has more than `max_tokens` tokens, or there is no tokenizer.
 ///
 /// # Errors
-/// Those of `all`; where the run is cancelled; and where `all` gives something else than it was asked for.
+/// Those of `all` and of `targets.prompt_of`; where the run is cancelled; and where `all` gives something else than it was asked
+/// for.
 pub fn transcribe_with_losses<E: From<EvaluationError>>(
-    tokenizer: Option<&Tokenizer>,
+    targets: Targets<'_>,
     utterances: &[Utterance],
-    max_tokens: usize,
     batch_seconds: f64,
     load: &Load<'_>,
     cancelled: &dyn Fn() -> bool,
     all: &mut Recognize<'_, E>,
 ) -> Result<(Vec<Outcome>, Vec<Option<UtteranceLoss>>), E> {
+    let Targets {
+        tokenizer,
+        max_tokens,
+        prompt_of,
+    } = targets;
+    let prompts = utterances.iter().map(|utterance| prompt_of(&utterance.lang));
+    let prompts: Vec<Option<usize>> = prompts.collect::<Result<_, _>>()?;
     let target = |index: usize| {
         let tokens = tokenizer?.encode(&utterances[index].text);
         (tokens.len() <= max_tokens).then_some(tokens)
@@ -231,6 +250,7 @@ pub fn transcribe_with_losses<E: From<EvaluationError>>(
                 batch.signals.push(signal);
                 // One that does not count gets an empty target.
                 batch.tokens.push(target.unwrap_or_default());
+                batch.prompts.extend(prompts[index]);
             }
             if !of_batch.is_empty() {
                 clips.push(of_batch);

@@ -9,7 +9,7 @@ use crate::audio_rows::AudioRows;
 use crate::decode::BATCH_SECONDS;
 use crate::error::{EvaluationError, nothing_to_score};
 use crate::text_style::TextStyle;
-use crate::transcribe::{Outcome, Recognize, UtteranceLoss, scores, transcribe_with_losses};
+use crate::transcribe::{Outcome, PromptOf, Recognize, Targets, UtteranceLoss, scores, transcribe_with_losses};
 use crate::wer::{Scores, words};
 
 /// The result of an evaluation of the validation sample.
@@ -81,19 +81,23 @@ impl ValidationSet {
     /// normalisation as stored, never the RNN-T loss that `omega` draws), reduced over the sample as if it was one batch.
     /// NeMo's `val_loss` is the mean over its batches of that reduction, which is the same where the sample is one batch.
     /// Texts of more than `max_tokens` tokens have no part in it. `all` has the micro-batches recognized by `model`, or copies of
-    /// it.
+    /// it. `prompt_of`: the language prompts of the rows.
     pub fn evaluate<E: From<EvaluationError>>(
         &self,
         model: &TdtModel,
         max_tokens: usize,
         batch_seconds: f64,
+        prompt_of: &PromptOf<'_>,
         cancelled: &dyn Fn() -> bool,
         all: &mut Recognize<'_, E>,
     ) -> Result<ValidationMetrics, E> {
         let (outcomes, losses) = transcribe_with_losses(
-            model.tokenizer.as_ref(),
+            Targets {
+                tokenizer: model.tokenizer.as_ref(),
+                max_tokens,
+                prompt_of,
+            },
             &self.rows.utterances,
-            max_tokens,
             batch_seconds.min(BATCH_SECONDS),
             &|indices| self.rows.signals(indices),
             cancelled,

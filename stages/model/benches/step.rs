@@ -102,6 +102,7 @@ fn run() -> Result<(), flow_model::Error> {
         tokens: (0..11)
             .map(|b| (0..15).map(|u| (b * 37 + u * 101) % 1024).collect())
             .collect(),
+        prompts: Vec::new(),
     };
     let mut gradients = Gradients::new(&model.parameters);
     let (mut whole, mut frozen) = (0.0, 0.0);

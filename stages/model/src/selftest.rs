@@ -138,6 +138,7 @@ fn training(model: &mut TdtModel, device: &Device) -> Result<[Parity; 2]> {
     let batch = MicroBatch {
         signals: LEARNED.into_iter().map(samples).collect::<Result<_>>()?,
         tokens: TARGETS.iter().map(|tokens| tokens.to_vec()).collect(),
+        prompts: Vec::new(),
     };
     let options = TrainOptions {
         spec_augment: false,

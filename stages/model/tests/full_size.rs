@@ -158,6 +158,7 @@ fn a_model_of_released_size_equals_nemo() {
     let mut batch = MicroBatch {
         signals: vec![wave],
         tokens: vec![serde_json::from_value(facts["targets"].clone()).unwrap()],
+        prompts: Vec::new(),
     };
     let loss = model.evaluate_loss(&batch).unwrap().loss;
     let expected = facts["tdt_loss_f64_from_f32_logits"][0].as_f64().unwrap();

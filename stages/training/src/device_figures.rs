@@ -150,6 +150,7 @@ mod tests {
             batch: MicroBatch {
                 signals: vec![vec![0.0; 160_000]; clips],
                 tokens: vec![vec![1; 40]; clips],
+                prompts: Vec::new(),
             },
             ..LoadedBatch::default()
         };

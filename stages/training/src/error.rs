@@ -75,7 +75,7 @@ impl TrainingError {
     }
 
     /// The message, with what is to be done about it: for where only a text is passed on.
-    pub(crate) fn with_help(&self) -> String {
+    pub fn with_help(&self) -> String {
         match self {
             TrainingError::Refused {
                 message,

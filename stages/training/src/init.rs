@@ -127,10 +127,6 @@ pub fn first_model(
         }),
     };
     let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(wrong)?;
-    if config.prompt.is_some() {
-        let why = format!("{} has a language prompt; such models are not trained", path.display());
-        return Err(TrainingError::setting("init", why));
-    }
     let model = TdtModel::from_open(opened, config, DType::F32, device).map_err(wrong)?;
     Ok((model, change))
 }

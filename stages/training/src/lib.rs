@@ -3,6 +3,7 @@
 pub mod audio_quality;
 pub mod average;
 pub mod checkpoint;
+pub mod concatenate;
 mod device_figures;
 pub mod early_stopping;
 pub mod error;
@@ -19,6 +20,7 @@ pub mod mlflow;
 pub mod model_from;
 pub mod model_settings;
 pub mod optimizer;
+pub mod prompts;
 pub mod protect;
 pub mod rank_rows;
 pub mod ranks;

@@ -8,8 +8,10 @@ use arrow::datatypes::{DataType, Float32Type, Float64Type, Int64Type};
 use flow_kind::ColumnType;
 use flow_model::tokenizer::Tokenizer;
 
+use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
 use crate::long_texts::{OverLimit, TextLimit};
+use crate::prompts::RowPrompts;
 use crate::trainer::LoadedBatch;
 
 /// Columns that the rows must have; one row is one utterance, `signal` is a list of float32.
@@ -21,6 +23,14 @@ pub const BATCH_COLUMNS: &[(&str, ColumnType)] = &[
     ("text", ColumnType::AnyText),
     ("signal", ColumnType::Any),
 ];
+
+/// How rows become the clips of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowRules {
+    pub limit: TextLimit,
+    /// How clips are joined; none: each row is a clip.
+    pub concatenate: Option<Concatenate>,
+}
 
 /// The stage of a curriculum that a step belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +48,7 @@ pub fn stage_mark(batches: &[RecordBatch]) -> Result<Option<StageMark>, Training
     if batch.column_by_name("stage").is_none() {
         return Ok(None);
     }
-    let name = texts(batch, "stage")?.value(0).to_owned();
+    let name = texts_of(batch, "stage")?.value(0).to_owned();
     let end = numbers(batch, "stage_end")?[0] as u64;
     Ok(Some(StageMark { name, end }))
 }
@@ -61,14 +71,18 @@ pub struct LoadedStep {
     pub too_long: Vec<String>,
 }
 
+/// The prompts of the rows of a step; none where the model has no prompts.
+pub type StepPrompts<'a> = Option<(&'a RowPrompts, u64)>;
+
 /// Converts the rows of one optimizer step to micro-batches. A row with more tokens than the limit is left out, or its
 /// target is cut to so many.
 pub fn micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
-    limit: TextLimit,
+    rules: RowRules,
+    prompts: StepPrompts,
 ) -> Result<LoadedStep, TrainingError> {
-    own_micro_batches(batches, tokenizer, limit, |_, _| true)
+    own_micro_batches(batches, tokenizer, rules, prompts, |_, _| true)
 }
 
 /// As [`micro_batches`], of those for which `is_own` is true: it is given the place of a micro-batch and the number of
@@ -76,14 +90,20 @@ pub fn micro_batches(
 pub fn own_micro_batches(
     batches: &[RecordBatch],
     tokenizer: &Tokenizer,
-    limit: TextLimit,
+    rules: RowRules,
+    prompts: StepPrompts,
     is_own: impl Fn(u32, u32) -> bool,
 ) -> Result<LoadedStep, TrainingError> {
-    let TextLimit { max_tokens, rule } = limit;
+    let RowRules {
+        limit: TextLimit { max_tokens, rule },
+        concatenate,
+    } = rules;
     let planned = planned_seconds(batches)?;
     let count = planned.len() as u32;
     let places: BTreeMap<(u32, u32), u32> = planned.keys().copied().zip(0..).collect();
     let mut groups: BTreeMap<(u32, u32), LoadedBatch> = BTreeMap::new();
+    // Of the rows of each group, where clips are joined.
+    let mut group_texts: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
     let (mut lost, mut dropped, mut too_long) = (Vec::new(), Vec::new(), Vec::new());
     for batch in batches {
         let (ranks, micros, epochs) = (
@@ -91,7 +111,8 @@ pub fn own_micro_batches(
             numbers(batch, "micro")?,
             numbers(batch, "epoch")?,
         );
-        let (segments, texts) = (texts(batch, "segment_id")?, texts(batch, "text")?);
+        let (segments, texts) = (texts_of(batch, "segment_id")?, texts_of(batch, "text")?);
+        let languages = prompts.map(|_| texts_of(batch, "lang")).transpose()?;
         let signals = column(batch, "signal")?;
         let signals = signals.as_list_opt::<i32>().ok_or_else(|| wrong("signal"))?;
         for row in 0..batch.num_rows() {
@@ -129,26 +150,41 @@ pub fn own_micro_batches(
                 dropped.push(segment);
                 continue;
             }
-            let mut tokens = if texts.is_null(row) {
-                Vec::new()
-            } else {
-                tokenizer.encode(texts.value(row))
-            };
+            let text = if texts.is_null(row) { "" } else { texts.value(row) };
+            let mut tokens = tokenizer.encode(text);
             if tokens.len() > max_tokens && rule == OverLimit::Reject {
                 too_long.push(segment);
                 continue;
             }
             tokens.truncate(max_tokens);
+            if concatenate.is_some() {
+                group_texts.entry(key).or_default().push(text.to_owned());
+            }
+            if let (Some((prompts, step)), Some(languages)) = (prompts, &languages) {
+                let language = if languages.is_null(row) {
+                    ""
+                } else {
+                    languages.value(row)
+                };
+                let prompt = prompts.trained(step, &segment, language);
+                let prompt = prompt.map_err(|why| TrainingError::data(format!("row {segment}: {why}")))?;
+                group.batch.prompts.push(prompt);
+            }
             group.epoch = group.epoch.max(epochs[row] as u64);
             group.segments.push(segment);
             group.batch.signals.push(signal);
             group.batch.tokens.push(tokens);
         }
     }
+    let joined = |(key, batch): ((u32, u32), LoadedBatch)| match (concatenate, group_texts.get(&key)) {
+        (Some(concatenate), Some(texts)) => concatenate.join(batch, texts, tokenizer, max_tokens),
+        _ => batch,
+    };
     Ok(LoadedStep {
         batches: groups
-            .into_values()
-            .filter(|batch| !batch.segments.is_empty())
+            .into_iter()
+            .filter(|(_, batch)| !batch.segments.is_empty())
+            .map(joined)
             .collect(),
         planned: count,
         seconds: planned.into_values().collect(),
@@ -189,7 +225,7 @@ fn wrong(name: &str) -> TrainingError {
     ))
 }
 
-fn texts(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {
+fn texts_of(batch: &RecordBatch, name: &str) -> Result<StringArray, TrainingError> {
     column(batch, name)?
         .as_string_opt::<i32>()
         .cloned()

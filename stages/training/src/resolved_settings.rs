@@ -118,8 +118,16 @@ impl ResolvedSettings {
         if !(self.protect.max_rise.is_finite() && self.protect.max_rise >= 0.0) {
             return refuse("protect", "`max_rise` must be a number of at least 0");
         }
+        if !(0.0..=1.0).contains(&self.prompts.unified_auto_ratio) {
+            return refuse("prompts.unified_auto_ratio", "it is a probability, from 0 to 1");
+        }
         if let Some(mlflow) = &self.mlflow {
             mlflow.check().map_err(|why| TrainingError::setting("mlflow", why))?;
+        }
+        if let Some(concatenate) = &self.concatenate {
+            concatenate
+                .check()
+                .map_err(|why| TrainingError::setting("concatenate", why))?;
         }
         if let Some(stopping) = &self.early_stopping {
             if self.eval_every == 0 || stopping.patience == 0 {
@@ -324,6 +332,9 @@ impl ResolvedSettings {
         if self.long_texts != OverLimit::Truncate {
             note("long_texts", json!(self.long_texts));
         }
+        if let Some(concatenate) = &self.concatenate {
+            note("concatenate", json!(concatenate));
+        }
         // As above.
         if self.batch_norm != BatchNormStatistics::Rank {
             note("batch_norm", json!(self.batch_norm));
@@ -336,6 +347,9 @@ impl ResolvedSettings {
         }
         if !self.groups.is_empty() {
             note("groups", json!(self.groups));
+        }
+        if !self.prompts.is_default() {
+            note("prompts", json!(self.prompts));
         }
         let Some(sampling) = &self.sampling else { return fields };
         let packing = &sampling.packing;

@@ -12,6 +12,7 @@ use flow_nn::layers::convolution::BatchNorm;
 
 use crate::checkpoint::Ranking;
 pub use crate::checkpoint::{KeepBest, Monitor};
+pub use crate::concatenate::Concatenate;
 pub use crate::early_stopping::EarlyStopping;
 use crate::error::TrainingError;
 use crate::long_texts::OverLimit;
@@ -19,6 +20,7 @@ pub use crate::mlflow::MlflowSettings;
 pub use crate::model_from::ModelFrom;
 pub use crate::model_settings::{ModelSettings, NewPieces};
 use crate::optimizer::AdamWConfig;
+pub use crate::prompts::{PromptMode, PromptSettings};
 pub use crate::protect::ProtectSettings;
 use crate::ranks::RankLayout;
 use crate::schedule::{Recipe, Schedule};
@@ -165,6 +167,10 @@ pub struct TrainSettings {
     /// How to treat a row with a longer transcript: `reject` (it is not trained on) or `truncate` (it is trained on up
     /// to there, with all of its audio).
     pub long_texts: OverLimit,
+    /// Join short clips of a micro-batch to longer ones: `{gap_seconds: 0.1, max_duration: 20}`. Each row is checked, and left out
+    /// or not, by itself; of rows that are joined, `row_losses` has the loss of the joined clip. Left out: clips are not joined.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concatenate: Option<Concatenate>,
     /// Share of the transcripts of a language, from 0 to 1, that may have letters which the tokenizer does not know before a
     /// warning names them. In place of such a letter the model learns the tokenizer's unknown piece.
     pub warn_unknown_letters: f64,
@@ -172,6 +178,10 @@ pub struct TrainSettings {
     /// that the text was read from a wrong column.
     pub warn_empty_texts: f64,
 
+    /// For models with language prompts: how those of rows are chosen, with the names of NeMo's `train_ds`. Rows of validation have
+    /// the prompt of their language, or with the mode `auto` that.
+    #[serde(skip_serializing_if = "PromptSettings::is_default")]
+    pub prompts: PromptSettings,
     /// Optimizer.
     pub optimizer: Optimizer,
     /// How weights are stored.
@@ -293,8 +303,10 @@ impl Default for TrainSettings {
             batch_norm: BatchNormStatistics::Rank,
             max_tokens: 512,
             long_texts: OverLimit::Reject,
+            concatenate: None,
             warn_unknown_letters: 0.01,
             warn_empty_texts: 0.01,
+            prompts: PromptSettings::default(),
             optimizer: Optimizer::Adamw,
             precision: Precision::F32,
             tf32: None,

@@ -156,6 +156,7 @@ pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
         now.remove("long_texts");
         now.remove("lora");
         now.remove("groups");
+        now.remove("prompts");
         now.extend(settings.recorded());
         changes.extend(checkpoint::changes(record, &now, None));
         refusal(settings.on_change, &folder, &changes, another_run)

@@ -36,11 +36,25 @@ pub struct LoadedBatch {
     pub micro: u32,
     /// Index among all planned micro-batches of the step, ordered by rank and then `micro`.
     pub place: u32,
+    /// The rows of all clips of `batch`, in their order.
     pub segments: Vec<String>,
+    /// How many rows were joined to each clip of `batch`. Empty: each is one row.
+    pub joined: Vec<u32>,
     pub batch: MicroBatch,
 }
 
 impl LoadedBatch {
+    /// The rows of each clip.
+    pub fn segments_of_clips(&self) -> impl Iterator<Item = &[String]> {
+        let mut rest = self.segments.as_slice();
+        (0..self.batch.signals.len()).map(move |clip| {
+            let count = self.joined.get(clip).map_or(1, |count| *count as usize).min(rest.len());
+            let (these, others) = rest.split_at(count);
+            rest = others;
+            these
+        })
+    }
+
     pub fn figures(&self) -> BatchFigures {
         BatchFigures {
             place: self.place,

@@ -8,6 +8,7 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use crossbeam_channel::{Receiver, Sender, select};
+use flow_evaluation::EvaluationError;
 use flow_evaluation::hub_token::hub_with_token;
 use flow_evaluation::transcribe::Recognize;
 use flow_evaluation::validation::ValidationSet;
@@ -19,9 +20,10 @@ use flow_model::model::TdtModel;
 
 use crate::error::TrainingError;
 use crate::init::{configuration, fetch_model, is_remote};
-use crate::loaded_rows::{micro_batches, own_micro_batches, stage_mark};
+use crate::loaded_rows::{RowRules, micro_batches, own_micro_batches, stage_mark};
 use crate::long_texts::{LongTexts, TextLimit};
 use crate::memory::{self, MemoryCheck};
+use crate::prompts::RowPrompts;
 use crate::ranks::{LoadedElsewhere, ProcessGroup, RankLayout};
 use crate::resolved_settings::ResolvedSettings;
 use crate::session::{Evaluate, LeftOut, Session};
@@ -72,7 +74,7 @@ pub(crate) fn train(
         context.processes.as_ref().map(|processes| ProcessGroup {
             processes,
             rank_bytes: checked.map(|checked| checked.another),
-            own_batches: context.share.map(|_| text_limit(settings)),
+            own_batches: context.share.map(|_| (row_rules(settings), &settings.prompts)),
         }),
     )?;
     if let Some(protected) = protected {
@@ -99,6 +101,13 @@ pub(crate) fn train(
     }
     for message in settings.phase_warnings() {
         context.warn(message);
+    }
+    let prompts = RowPrompts::of_model(&session.model().config, &settings.prompts, settings.seed)?;
+    if let Some(prompts) = &prompts {
+        for input in ["train", "validation", "protect"] {
+            let rows = context.input(input);
+            rows.map_or(Ok(()), |rows| prompts.check_input(input, rows))?;
+        }
     }
     warn_of_long_texts(settings, context, &mut session)?;
     report_unknown_letters(settings, context, &mut session)?;
@@ -145,7 +154,7 @@ pub(crate) fn train(
                     {
                         batches_of_rows(&step.batches, rows)?;
                     }
-                    let partition = one_step(settings, context, &mut session, &mut elsewhere, step)?;
+                    let partition = one_step(settings, context, &mut session, &mut elsewhere, prompts.as_ref(), step)?;
                     for message in session.take_warnings() {
                         context.warn(message);
                     }
@@ -362,10 +371,13 @@ fn serve_request(context: &Context, session: &mut Session, request: CheckpointRe
     request.stop
 }
 
-fn text_limit(settings: &ResolvedSettings) -> TextLimit {
-    TextLimit {
-        max_tokens: settings.max_tokens,
-        rule: settings.long_texts,
+fn row_rules(settings: &ResolvedSettings) -> RowRules {
+    RowRules {
+        limit: TextLimit {
+            max_tokens: settings.max_tokens,
+            rule: settings.long_texts,
+        },
+        concatenate: settings.concatenate,
     }
 }
 
@@ -401,6 +413,7 @@ fn one_step(
     context: &Context,
     session: &mut Session,
     elsewhere: &mut Option<LoadedElsewhere>,
+    prompts: Option<&RowPrompts>,
     work: StepBatches,
 ) -> Result<Partition, StageError> {
     if work.step != session.step_number() {
@@ -417,11 +430,16 @@ fn one_step(
     let tokenizer = session
         .tokenizer()
         .ok_or_else(|| StageError::failed("the model has no tokenizer"))?;
+    let prompts = prompts.map(|prompts| (prompts, work.step));
     let mut loaded = match &elsewhere {
-        None => micro_batches(&work.batches, tokenizer, text_limit(settings))?,
-        Some(elsewhere) => own_micro_batches(&work.batches, tokenizer, text_limit(settings), |place, planned| {
-            elsewhere.is_own(place, planned)
-        })?,
+        None => micro_batches(&work.batches, tokenizer, row_rules(settings), prompts)?,
+        Some(elsewhere) => own_micro_batches(
+            &work.batches,
+            tokenizer,
+            row_rules(settings),
+            prompts,
+            |place, planned| elsewhere.is_own(place, planned),
+        )?,
     };
     let mut batches_elsewhere = Vec::new();
     if let Some(elsewhere) = elsewhere {
@@ -474,9 +492,15 @@ fn evaluation(
     set.check(&context.rejects)?;
     let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
     let cancel = context.cancel.clone();
+    let (prompts, seed) = (settings.prompts.clone(), settings.seed);
     Ok(Some(Box::new(
         move |model: &TdtModel, all: &mut Recognize<'_, TrainingError>| {
-            set.evaluate(model, max_tokens, batch_seconds, &|| cancel.is_set(), all)
+            let prompts = RowPrompts::of_model(&model.config, &prompts, seed)?;
+            let prompt_of = |language: &str| {
+                let prompt = prompts.as_ref().map(|prompts| prompts.evaluated(language));
+                prompt.transpose().map_err(|message| EvaluationError::Data { message })
+            };
+            set.evaluate(model, max_tokens, batch_seconds, &prompt_of, &|| cancel.is_set(), all)
         },
     )))
 }

@@ -42,6 +42,7 @@ fn step(shape: BatchShape, planned: u32, vocabulary: usize) -> Vec<LoadedBatch> 
                     })
                     .collect(),
                 tokens: vec![(0..shape.tokens).map(|n| (n * 7 % vocabulary) as u32).collect(); shape.utterances],
+                prompts: Vec::new(),
             },
             ..LoadedBatch::default()
         })

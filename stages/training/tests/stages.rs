@@ -16,7 +16,8 @@ use flow_model::Weights;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_runtime::harness::{Harness, Output};
 use flow_sampling::load::loaded_schema;
-use flow_training::settings::{ModelFrom, ModelSettings, TrainSettings};
+use flow_training::row_losses::{LossCourse, ROW_LOSSES, read_row_losses};
+use flow_training::settings::{Concatenate, ModelFrom, ModelSettings, TrainSettings};
 use flow_training::train::{TrainingTrain, model_schema};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -359,6 +360,72 @@ fn training_goes_on_where_it_stood_and_skips_what_is_done() {
     );
 }
 
+/// Both rows of a step become one clip. They stay two rows in figures and losses, and a resumed training has the same bits.
+#[test]
+fn joined_clips_are_trained_on_and_resumed() {
+    let folder = tempfile::tempdir().expect("folder");
+    let concatenate = |gap_seconds: f64| {
+        Some(Concatenate {
+            gap_seconds,
+            max_duration: Some(3.0),
+            ..Concatenate::default()
+        })
+    };
+    let with = |name: &str, concatenate: Option<Concatenate>| TrainSettings {
+        concatenate,
+        eval_every: 0,
+        // Losses are summed up from checkpoint to checkpoint.
+        checkpoint_every: 3,
+        row_losses: 5,
+        ..settings(&folder.path().join(name), 6)
+    };
+    let column = |output: &Output, name: &str| {
+        let row = output.result.clone().expect("a result");
+        row.column_by_name(name)
+            .expect(name)
+            .as_string::<i32>()
+            .value(0)
+            .to_owned()
+    };
+    let whole = train(with("whole", concatenate(0.1)), 0..6).expect("whole");
+    train(with("resumed", concatenate(0.1)), 0..3).expect("half");
+    let resumed = train(with("resumed", concatenate(0.1)), 3..6).expect("the rest");
+    let weights =
+        |output: &Output| std::fs::read(Path::new(&column(output, "path")).join("model.safetensors")).expect("weights");
+    assert!(weights(&whole) == weights(&resumed));
+    let plain = train(with("plain", None), 0..6).expect("without");
+    assert!(weights(&whole) != weights(&plain));
+
+    // Of the joined clip, for each of its rows.
+    let losses = |output: &Output| {
+        let path = Path::new(&column(output, "path")).join(ROW_LOSSES);
+        let rows = read_row_losses(&path).expect("losses");
+        rows.collect::<Result<Vec<_>, _>>().expect("rows")
+    };
+    let (joined, resumed, apart) = (losses(&whole), losses(&resumed), losses(&plain));
+    let rows = |losses: &[(String, LossCourse)]| -> Vec<(String, u64)> {
+        losses
+            .iter()
+            .map(|(segment, course)| (segment.clone(), course.times))
+            .collect()
+    };
+    assert_eq!(rows(&joined), [("a".to_owned(), 6), ("b".to_owned(), 6)]);
+    assert_eq!((&joined, rows(&joined)), (&resumed, rows(&apart)));
+    assert_eq!(joined[0].1, joined[1].1);
+    assert_ne!(apart[0].1, apart[1].1);
+
+    let samples = |output: &Output| {
+        let record = std::fs::read(Path::new(&column(output, "path")).join("training.json")).expect("a record");
+        serde_json::from_slice::<serde_json::Value>(&record).expect("JSON")["samples"].clone()
+    };
+    assert_eq!((samples(&whole), samples(&plain)), (12.into(), 12.into()));
+
+    let refused = train(with("resumed", concatenate(0.2)), 0..6).expect_err("another gap");
+    assert!(refused.to_string().contains("concatenate"), "{refused}");
+    let refused = train(with("wrong", concatenate(f64::NAN)), 0..6).expect_err("no number");
+    assert!(refused.to_string().contains("`gap_seconds`"), "{refused}");
+}
+
 /// Its value is that of the loss that is trained, without noise, over all utterances that can be read and whose texts are
 /// no longer than those that are trained on. It is the same when training goes on, and changes no bit of the model.
 #[test]
@@ -399,6 +466,7 @@ fn the_validation_loss_is_that_of_training_without_noise() {
     let batch = MicroBatch {
         signals: audio().into_iter().map(|path| signal(path).expect("samples")).collect(),
         tokens: texts.iter().map(|text| tokenizer.encode(text)).collect(),
+        prompts: Vec::new(),
     };
     let expected = model.evaluate_loss(&batch).expect("a loss").loss;
     let last_loss = found[1].1;

@@ -13,7 +13,7 @@ use flow_runtime::harness::{Harness, Output};
 use flow_sampling::load::loaded_schema;
 use flow_training::language_tags::{LanguageTags, LanguageTagsSettings, TagTexts};
 use flow_training::limit_texts::{LimitTexts, LimitTextsSettings};
-use flow_training::loaded_rows::micro_batches;
+use flow_training::loaded_rows::{RowRules, micro_batches};
 use flow_training::long_texts::{LongTexts, OverLimit, TextLimit};
 use flow_training::read_tokenizer::{ReadTokenizer, ReadTokenizerSettings};
 use flow_training::train_tokenizer::{
@@ -449,7 +449,13 @@ fn micro_batches_leave_out_or_cut_what_is_too_long() {
     ];
     let step = [RecordBatch::try_new(loaded_schema(), columns).expect("a step")];
     let max_tokens = tokenizer.encode(texts[1]).len() - 1;
-    let loaded = |rule| micro_batches(&step, &tokenizer, TextLimit { max_tokens, rule }).expect("micro-batches");
+    let loaded = |rule| {
+        let rules = RowRules {
+            limit: TextLimit { max_tokens, rule },
+            concatenate: None,
+        };
+        micro_batches(&step, &tokenizer, rules, None).expect("micro-batches")
+    };
     let (left_out, cut) = (loaded(OverLimit::Reject), loaded(OverLimit::Truncate));
     assert_eq!(
         (&left_out.batches[0].segments[..], &left_out.too_long[..]),

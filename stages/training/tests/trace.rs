@@ -67,7 +67,11 @@ fn micro_batch(name: &str) -> LoadedBatch {
         .collect();
     LoadedBatch {
         segments: waves.iter().map(|(_, path)| path.display().to_string()).collect(),
-        batch: MicroBatch { signals, tokens },
+        batch: MicroBatch {
+            signals,
+            tokens,
+            prompts: Vec::new(),
+        },
         ..LoadedBatch::default()
     }
 }

@@ -106,6 +106,7 @@ pub fn step(nemo: &mut Peer) -> Result<()> {
     let micro_batch = MicroBatch {
         signals: signals(batch, seconds),
         tokens: targets(batch, tokens, MEDIUM[6]),
+        prompts: Vec::new(),
     };
     let options = TrainOptions {
         spec_augment: false,

@@ -11,6 +11,7 @@ use crate::heads::{Head, HeadInput};
 use crate::joint::{Joint, JointSizes};
 use crate::loss::TdtLoss;
 use crate::prediction::Prediction;
+use crate::prompt::PromptKernel;
 use crate::testing::golden;
 use flow_nn::parameters::Mode;
 
@@ -66,6 +67,42 @@ fn prediction_network() {
                     x = layer.states_to_tensor(&layer.seq(&x)?)?;
                 }
                 Ok(x)
+            },
+        );
+    }
+}
+
+#[test]
+fn layers_of_a_language_prompt() {
+    let (width, prompts) = (10, 6);
+    for dtype in DTYPES {
+        let (kernel, parameters) = declared(dtype, |builder| PromptKernel::new(width, prompts, builder));
+        let noise = &mut Noise::new(1);
+        let (x, dy) = (
+            random(&[3, 5, width], dtype, noise),
+            random(&[3, 5, width], dtype, noise),
+        );
+        let case = Case {
+            name: "language prompt",
+            parameters: &parameters,
+            inputs: &[&x],
+            dy: &dy,
+            terms: 2 * width,
+        };
+        let chosen = [4, 0, 4];
+        case.compare(
+            |gradients| {
+                let (y, saved) = kernel.forward_each(&parameters, &x, &chosen)?;
+                let dx = kernel.backward(&parameters, &saved, &dy, false, gradients)?;
+                Ok((y, vec![dx]))
+            },
+            |v, inputs| {
+                let rows = Tensor::new(&chosen.map(|prompt| prompt as u32), &Device::Cpu)?;
+                let one_hot = Tensor::eye(prompts, dtype, &Device::Cpu)?.index_select(&rows, 0)?;
+                let one_hot = one_hot.unsqueeze(1)?.broadcast_as((3, 5, prompts))?;
+                let input = Tensor::cat(&[&inputs[0], &one_hot], 2)?;
+                let hidden = v.linear("prompt_kernel.0")?.forward(&input)?.relu()?;
+                v.linear("prompt_kernel.2")?.forward(&hidden)
             },
         );
     }

@@ -405,6 +405,7 @@ fn two_widths_become_one_and_the_outputs_stay() {
         let batch = crate::model::MicroBatch {
             signals: waves.iter().map(|wave| wave.to_vec()).collect(),
             tokens: waves.iter().map(|_| vec![3, 5, 7, 5]).collect(),
+            prompts: Vec::new(),
         };
         let loss = |model: &TdtModel| model.evaluate_loss(&batch).unwrap().loss;
         let (before, after) = (loss(&model), loss(&wide));

@@ -58,6 +58,7 @@ fn batch(set: &str) -> MicroBatch {
     MicroBatch {
         signals: waves(set, "train"),
         tokens: ids(&expected["targets"], &expected["target_len"]),
+        prompts: Vec::new(),
     }
 }
 
@@ -747,6 +748,7 @@ fn targets_that_do_not_fit_have_no_ctc_loss() {
     let batch = MicroBatch {
         signals: vec![speech.clone(), vec![0.25; 5000], vec![], speech],
         tokens: vec![vec![3; 400], vec![4; 300], vec![1], vec![]],
+        prompts: Vec::new(),
     };
     let mut gradients = Gradients::new(&model.parameters);
     let output = model.train_micro_batch(&batch, &quiet(), &mut gradients).unwrap();
@@ -761,6 +763,7 @@ fn targets_that_do_not_fit_have_no_ctc_loss() {
     let unknown = MicroBatch {
         signals: batch.signals[..1].to_vec(),
         tokens: vec![vec![model.config.vocab_size as u32]],
+        prompts: Vec::new(),
     };
     assert!(model.train_micro_batch(&unknown, &quiet(), &mut gradients).is_err());
     let found = model.transcribe(&[&[], &[0.0; 100]]).unwrap();
@@ -801,6 +804,7 @@ fn vocabularies_of_all_heads_change() {
         let batch = MicroBatch {
             signals: waves(set, "train")[..1].to_vec(),
             tokens: vec![vec![1, 2]],
+            prompts: Vec::new(),
         };
         let mut gradients = Gradients::new(&model.parameters);
         let output = model.train_micro_batch(&batch, &quiet(), &mut gradients).unwrap();

@@ -59,6 +59,7 @@ fn batch() -> MicroBatch {
     MicroBatch {
         signals: golden::waves("train")[..2].to_vec(),
         tokens: lengths.into_iter().enumerate().map(row).collect(),
+        prompts: Vec::new(),
     }
 }
 

@@ -22,12 +22,26 @@ impl TdtModel {
 
     /// The same, with the language prompt of other settings.
     fn encode_for(&self, signals: &[&[f32]], settings: &DecodingSettings) -> Result<(Tensor, Vec<usize>)> {
+        let prompts = match (&self.prompt_kernel, settings.prompt) {
+            (Some(_), Some(prompt)) => vec![prompt; signals.len()],
+            _ => Vec::new(),
+        };
+        self.encode_each(signals, &prompts)
+    }
+
+    /// The same, with a language prompt for each signal, or if there are none the model's own.
+    pub(super) fn encode_each(&self, signals: &[&[f32]], prompts: &[usize]) -> Result<(Tensor, Vec<usize>)> {
+        let prompts = self.prompts_of(prompts, signals.len())?;
         let place = (self.parameters.dtype(), self.parameters.device());
         let (features, lengths) = self.front_end.on(place, signals, None, None)?;
         let (encoded, lengths) = self.encoder.encode(&self.parameters, &features, &lengths)?;
-        let shape = encoded.dims3()?;
-        let encoded = self.prompted(&encoded.flatten_to(1)?, settings.prompt.or(self.prompt))?;
-        Ok((encoded.reshape(shape)?, lengths))
+        match &self.prompt_kernel {
+            Some(kernel) if !prompts.is_empty() => {
+                let (encoded, _) = kernel.forward_each(&self.parameters, &encoded, &prompts)?;
+                Ok((encoded, lengths))
+            }
+            _ => Ok((encoded, lengths)),
+        }
     }
 
     /// Transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
@@ -62,14 +76,15 @@ impl TdtModel {
 
     /// Transcription of signals as [`TdtModel::transcribe`] gives it, and the loss of each as [`TdtModel::evaluate_loss`]
     /// gives it (natural logarithm, not divided by the number of tokens), from one pass of the encoder. `targets`: token
-    /// ids of what was said in each signal.
+    /// ids of what was said in each signal. `prompts`: as [`MicroBatch::prompts`](super::MicroBatch::prompts).
     ///
     /// # Errors
-    /// Where the numbers of targets and signals differ, or a target has a token outside the vocabulary.
+    /// Where the numbers of targets or prompts and signals differ, or a target has a token outside the vocabulary.
     pub fn transcribe_with_losses(
         &self,
         signals: &[&[f32]],
         targets: &[Vec<u32>],
+        prompts: &[usize],
     ) -> Result<(Vec<Hypothesis>, Vec<f64>)> {
         if signals.len() != targets.len() {
             return Err(Error::Input(format!(
@@ -78,8 +93,10 @@ impl TdtModel {
                 targets.len()
             )));
         }
+        let prompts = self.prompts_of(prompts, signals.len())?;
         let parts = self.in_parts(0..signals.len(), &|part| {
-            let (encoded, lengths) = self.encode(&signals[part.clone()])?;
+            let of_part = prompts.get(part.clone()).unwrap_or_default();
+            let (encoded, lengths) = self.encode_each(&signals[part.clone()], of_part)?;
             let losses = self.losses_of_encoded(&encoded, &lengths, &targets[part])?;
             Ok((encoded, lengths, losses))
         })?;

@@ -55,6 +55,7 @@ fn the_whole_model_trains_and_decodes() {
     let batch = MicroBatch {
         signals: golden::waves("train")[..3].to_vec(),
         tokens: vec![vec![3, 5, 7, 5], vec![2], vec![]],
+        prompts: Vec::new(),
     };
     let train = |device: &Device| -> Result<_> {
         let mut model = model(device);
@@ -108,7 +109,7 @@ fn a_batch_without_memory_is_transcribed_in_parts() {
                 let mut seen = vec![Vec::new(); signals.len()];
                 let mut observer = |utterance: usize, token: u32, _: &[f32]| seen[utterance].push(token);
                 let heard = model.transcribe_observed(signals, Some(&mut observer))?;
-                let with_losses = model.transcribe_with_losses(signals, &targets[..signals.len()])?;
+                let with_losses = model.transcribe_with_losses(signals, &targets[..signals.len()], &[])?;
                 Result::Ok((heard, with_losses, seen))
             })
         })
@@ -154,6 +155,7 @@ fn a_hybrid_model_with_limited_attention_trains() {
             .map(|wave| wave.iter().copied().cycle().take(32_000).collect())
             .collect(),
         tokens: vec![vec![3, 5, 7, 5], vec![2]],
+        prompts: Vec::new(),
     };
     let train = |device: &Device| -> Result<_> {
         let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, device)?;
@@ -187,6 +189,7 @@ fn a_loss_that_is_not_finite_leaves_nothing_out() {
         let batch = MicroBatch {
             signals: vec![signal],
             tokens: vec![vec![3, 5]],
+            prompts: Vec::new(),
         };
         let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients);
         (output.unwrap(), gradients.iter().count())
@@ -206,6 +209,7 @@ fn matrices_in_bf16_train() {
         let batch = MicroBatch {
             signals: vec![golden::wave("train", 0)],
             tokens: vec![vec![3, 5, 7]],
+            prompts: Vec::new(),
         };
         let output = model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients)?;
         let types: Vec<DType> = gradients.iter().map(|(_, gradient)| gradient.dtype()).collect();
@@ -352,6 +356,7 @@ fn odd_cases_train() {
                 })
                 .collect(),
             tokens: vec![(0..tokens).map(|n| (n * 7 % vocabulary) as u32).collect(); case.utterances],
+            prompts: Vec::new(),
         };
         let options = TrainOptions {
             freeze_encoder: case.freeze_encoder,

@@ -71,6 +71,7 @@ fn a_step_launches_no_more_than_it_did() {
     let batch = MicroBatch {
         signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
         tokens: vec![vec![3, 5, 7]; 2],
+        prompts: Vec::new(),
     };
     let step = |device: &Device| {
         let mut model = TdtModel::new(config.clone(), None, 3, DType::F32, device).unwrap();
@@ -117,6 +118,7 @@ fn what_is_frozen_is_not_computed() {
     let batch = MicroBatch {
         signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
         tokens: vec![vec![3, 5, 7]; 2],
+        prompts: Vec::new(),
     };
     let is_frozen =
         |name: &str| name.starts_with("decoder.") || name.contains("depthwise_conv") || name.contains("pointwise_conv");
@@ -166,6 +168,7 @@ fn products_of_a_layer_take_their_factors_as_they_are() {
         let batch = MicroBatch {
             signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
             tokens: vec![vec![3, 5, 7]; 2],
+            prompts: Vec::new(),
         };
         let mut gradients = Gradients::new(&model.parameters);
         [(); 2].map(|()| parts_of_a_step(&mut model, &batch, &mut gradients))
@@ -206,6 +209,7 @@ fn products_are_those_of_cublaslt() {
     let batch = MicroBatch {
         signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
         tokens: vec![vec![3, 5, 7]; 2],
+        prompts: Vec::new(),
     };
     let mut in_f32: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let furthest = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0f64, f64::max);

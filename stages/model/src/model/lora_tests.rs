@@ -28,6 +28,7 @@ fn batch() -> MicroBatch {
     MicroBatch {
         signals: golden::waves("train")[..2].to_vec(),
         tokens: vec![vec![3, 5, 7, 5], vec![2]],
+        prompts: Vec::new(),
     }
 }
 
@@ -184,6 +185,7 @@ fn gradients_are_those_of_peft() {
         let batch = MicroBatch {
             signals: golden::waves("train")[..2].to_vec(),
             tokens: labels.collect(),
+            prompts: Vec::new(),
         };
         let mut gradients = Gradients::new(&model.parameters);
         let output = model.train_micro_batch(&batch, &quiet(), &mut gradients).unwrap();

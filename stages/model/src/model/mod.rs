@@ -358,6 +358,27 @@ impl TdtModel {
         }
     }
 
+    /// The prompts of utterances where those of a batch are given, one for each, or else the model's own; empty for frames as the
+    /// encoder gives them.
+    fn prompts_of(&self, given: &[usize], utterances: usize) -> Result<Vec<usize>> {
+        if given.is_empty() {
+            let own = self.prompt.filter(|_| self.prompt_kernel.is_some());
+            return Ok(own.map_or(Vec::new(), |prompt| vec![prompt; utterances]));
+        }
+        if self.prompt_kernel.is_none() {
+            return Err(Error::Input(
+                "a micro-batch has language prompts, and the model has none".into(),
+            ));
+        }
+        if given.len() != utterances {
+            let given = given.len();
+            return Err(Error::Input(format!(
+                "{given} prompts are not those of {utterances} utterances"
+            )));
+        }
+        Ok(given.to_vec())
+    }
+
     /// Sets in which of the contexts that the model was trained with whole recordings are encoded; the first one is the default.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ fn train_batch(utterances: std::ops::Range<usize>) -> MicroBatch {
     MicroBatch {
         signals: golden::waves("train")[utterances.clone()].to_vec(),
         tokens: tokens[utterances].to_vec(),
+        prompts: Vec::new(),
     }
 }
 
@@ -87,6 +88,7 @@ fn moved_gradients() -> std::collections::HashMap<String, f64> {
     let rounded = MicroBatch {
         signals: golden::rounded(&whole.signals),
         tokens: whole.tokens.clone(),
+        prompts: Vec::new(),
     };
     let runs = [(&whole, DType::F64), (&whole, DType::F32), (&rounded, DType::F64)];
     let [exact, moved @ ..] = runs.map(|(batch, dtype)| {
@@ -191,6 +193,7 @@ fn accumulated_gradients_are_those_of_lightning() {
             let batch = MicroBatch {
                 signals: utterances.iter().map(|&i| all.signals[i].clone()).collect(),
                 tokens: utterances.iter().map(|&i| all.tokens[i].clone()).collect(),
+                prompts: Vec::new(),
             };
             let output = model.train_micro_batch(&batch, &quiet(scale), &mut gradients).unwrap();
             let expected = case["losses_of_micro_batches"][micro].as_f64().unwrap();
@@ -493,7 +496,7 @@ fn losses_beside_transcripts_are_those_of_training_without_noise() {
     let mut model = model(DType::F32);
     let batch = whole_batch();
     let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
-    let (hypotheses, losses) = model.transcribe_with_losses(&signals, &batch.tokens).unwrap();
+    let (hypotheses, losses) = model.transcribe_with_losses(&signals, &batch.tokens, &[]).unwrap();
     assert_eq!(hypotheses, model.transcribe(&signals).unwrap());
     assert_eq!(losses, model.evaluate_loss(&batch).unwrap().losses);
     assert!(losses.iter().all(|loss| *loss > 0.0), "{losses:?}");
@@ -510,9 +513,9 @@ fn losses_beside_transcripts_are_those_of_training_without_noise() {
     assert_eq!((reduced, losses), (trained.loss, trained.losses));
     // By beam search too, and not with targets of another number.
     model.decoding.beam = 2;
-    let (hypotheses, _) = model.transcribe_with_losses(&signals, &batch.tokens).unwrap();
+    let (hypotheses, _) = model.transcribe_with_losses(&signals, &batch.tokens, &[]).unwrap();
     assert_eq!(hypotheses, model.transcribe(&signals).unwrap());
-    assert!(model.transcribe_with_losses(&signals, &batch.tokens[1..]).is_err());
+    assert!(model.transcribe_with_losses(&signals, &batch.tokens[1..], &[]).is_err());
 }
 
 #[test]
@@ -640,6 +643,7 @@ fn low_precision_decodes_alone_as_in_company() {
         let batch = MicroBatch {
             signals: vec![signals[0].to_vec()],
             tokens: vec![vec![1]],
+            prompts: Vec::new(),
         };
         let mut gradients = Gradients::new(&low.parameters);
         assert!(low.train_micro_batch(&batch, &quiet(1.0), &mut gradients).is_err());
@@ -659,6 +663,7 @@ fn odd_batches_do_not_crash() {
     let batch = MicroBatch {
         signals: vec![vec![], vec![0.0; 200], speech.clone(), vec![0.25; 5000]],
         tokens: vec![vec![1, 2], vec![3; 40], vec![], vec![4; 300]],
+        prompts: Vec::new(),
     };
     let output = model.train_micro_batch(&batch, &quiet(1.0), &mut gradients).unwrap();
     assert_eq!(output.losses[0], 0.0);
@@ -684,6 +689,7 @@ fn odd_batches_do_not_crash() {
     let batch = MicroBatch {
         signals: vec![broken],
         tokens: vec![vec![1]],
+        prompts: Vec::new(),
     };
     match model.train_micro_batch(&batch, &quiet(1.0), &mut gradients) {
         Ok(output) => assert!(!output.loss.is_finite()),
@@ -696,6 +702,7 @@ fn odd_batches_do_not_crash() {
     let unknown = MicroBatch {
         signals: vec![speech],
         tokens: vec![vec![model.config.vocab_size as u32]],
+        prompts: Vec::new(),
     };
     assert!(model.train_micro_batch(&unknown, &quiet(1.0), &mut gradients).is_err());
     assert!(

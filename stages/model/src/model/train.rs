@@ -19,6 +19,9 @@ pub struct MicroBatch {
     pub signals: Vec<Vec<f32>>,
     /// Token ids of the target, one vector per utterance, each below the blank id. May be empty.
     pub tokens: Vec<Vec<u32>>,
+    /// Numbers of the language prompts, one for each utterance. Empty for the model's own
+    /// ([`TdtModel::prompt`]), and for models without prompts.
+    pub prompts: Vec<usize>,
 }
 
 /// How one micro-batch is trained.
@@ -126,11 +129,6 @@ impl TdtModel {
         observer: &mut (dyn PassObserver + Send),
     ) -> Result<MicroBatchOutput> {
         self.parameters.check_f32("trained")?;
-        if self.config.prompt.is_some() {
-            return Err(Error::Input(
-                "models with a language prompt are not trained here".into(),
-            ));
-        }
         let mut adapters = self.config.adapters.iter().filter(|adapter| adapter.enabled);
         if let Some(adapter) = adapters.find(|adapter| adapter.regularised) {
             return Err(Error::Input(format!(
@@ -139,6 +137,12 @@ impl TdtModel {
             )));
         }
         check(batch)?;
+        let prompts = self.prompts_of(&batch.prompts, batch.signals.len())?;
+        if self.prompt_kernel.is_some() && prompts.is_empty() {
+            return Err(Error::Input(
+                "a micro-batch has no language prompts, and the model has no `auto`".into(),
+            ));
+        }
         let of_whole = Noise::new(options.seed);
         let noise = match options.part {
             Some(part) if part.number > 0 => of_whole.derive(&format!("part {}", part.number)),
@@ -148,7 +152,7 @@ impl TdtModel {
         if !options.dropout {
             dropout = dropout.without_dropout();
         }
-        let encoded = self.encode_for_training(batch, options, (&of_whole, &noise), &mut dropout, observer)?;
+        let mut encoded = self.encode_for_training(batch, options, (&of_whole, &noise), &mut dropout, observer)?;
         // Heads may have a group in common.
         let mut read: Vec<ParameterGroup> = Vec::new();
         let mut before = |group: ParameterGroup| {
@@ -157,6 +161,13 @@ impl TdtModel {
                 observer.before_forward(group, &self.parameters);
             }
         };
+        let mut of_prompts = None;
+        if let Some(kernel) = &self.prompt_kernel {
+            before(ParameterGroup::Heads);
+            let (frames, saved) = kernel.forward_each(&self.parameters, &encoded.frames, &prompts)?;
+            encoded.frames = frames;
+            of_prompts = Some((kernel, saved));
+        }
         let mut passes: Vec<Box<dyn HeadPass + '_>> = Vec::with_capacity(self.heads.len());
         let mut output = self.output(batch, options.part, &encoded, Vec::new())?;
         for head in &self.heads {
@@ -196,13 +207,18 @@ impl TdtModel {
             passes.push(pass);
         }
         let mut d_encoded: Option<Tensor> = None;
+        let encoder_frozen = encoded.saved.is_none();
         for pass in &mut passes {
-            let d_frames = pass.backward_outputs(&self.parameters, encoded.saved.is_none(), gradients)?;
+            let unused = encoder_frozen && of_prompts.is_none();
+            let d_frames = pass.backward_outputs(&self.parameters, unused, gradients)?;
             match (&d_encoded, d_frames) {
                 (Some(sum), Some(d_frames)) => add_in_place(sum, &d_frames)?,
                 (None, d_frames) => d_encoded = d_frames,
                 (Some(_), None) => {}
             }
+        }
+        if let (Some((kernel, saved)), Some(dy)) = (&of_prompts, &d_encoded) {
+            d_encoded = kernel.backward(&self.parameters, saved, dy, encoder_frozen, gradients)?;
         }
         observer.gradients_complete(ParameterGroup::Heads, gradients, &self.parameters);
         for pass in passes {
@@ -268,7 +284,7 @@ impl TdtModel {
     pub fn evaluate_loss(&self, batch: &MicroBatch) -> Result<MicroBatchOutput> {
         check(batch)?;
         let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
-        let (frames, lengths) = self.encode(&signals)?;
+        let (frames, lengths) = self.encode_each(&signals, &batch.prompts)?;
         let losses = self.losses_of_encoded(&frames, &lengths, &batch.tokens)?;
         let encoded = Encoded {
             frames,

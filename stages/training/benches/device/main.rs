@@ -76,7 +76,11 @@ fn clips(shape: BatchShape, vocabulary: usize, seed: u64) -> MicroBatch {
     let tokens = (0..shape.utterances)
         .map(|_| (0..shape.tokens).map(|_| token()).collect())
         .collect();
-    MicroBatch { signals, tokens }
+    MicroBatch {
+        signals,
+        tokens,
+        prompts: Vec::new(),
+    }
 }
 
 fn shape(text: &str) -> Outcome<BatchShape> {

@@ -160,7 +160,7 @@ pub fn step_fits(
         micro: place,
         place,
         segments: vec![String::new(); shape.utterances],
-        batch: install(|| micro_batch(shape, config.vocab_size)),
+        batch: install(|| micro_batch(shape, config)),
         ..LoadedBatch::default()
     };
     let batches: Vec<LoadedBatch> = (0..settings.grad_accum).map(loaded).collect();

@@ -210,7 +210,7 @@ fn measured_here(
             }
         }
     }
-    let batch = micro_batch(shape, model.config.vocab_size);
+    let batch = micro_batch(shape, &model.config);
     let options = TrainOptions {
         freeze_encoder: false,
         seed: 1,
@@ -277,7 +277,7 @@ fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Optio
             seconds,
             tokens: 0,
         },
-        1,
+        &model.config,
     );
     let signals: Vec<&[f32]> = batch.signals.iter().map(Vec::as_slice).collect();
     let Some(count) = Count::begin() else { return Ok(None) };
@@ -286,14 +286,17 @@ fn evaluated(model: &TdtModel, batch_seconds: f64, seconds: f64) -> Result<Optio
 }
 
 /// Noise for signals, and tokens by number.
-pub(super) fn micro_batch(shape: BatchShape, vocabulary: usize) -> MicroBatch {
+pub(super) fn micro_batch(shape: BatchShape, config: &ModelConfig) -> MicroBatch {
     let mut noise = Noise::new(1);
     let samples = (shape.seconds * SAMPLE_RATE) as usize;
     let signal: Vec<f32> = (0..samples).map(|_| 0.1 * noise.normal() as f32).collect();
-    let tokens: Vec<u32> = (0..shape.tokens).map(|n| (n % vocabulary.max(1)) as u32).collect();
+    let tokens: Vec<u32> = (0..shape.tokens)
+        .map(|n| (n % config.vocab_size.max(1)) as u32)
+        .collect();
     MicroBatch {
         signals: vec![signal; shape.utterances],
         tokens: vec![tokens; shape.utterances],
+        prompts: config.prompt.as_ref().map_or(Vec::new(), |_| vec![0; shape.utterances]),
     }
 }
 

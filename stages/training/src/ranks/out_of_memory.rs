@@ -57,7 +57,7 @@ impl Remedies {
         if !is_out_of_memory(&error) {
             return Err(error.into());
         }
-        let MicroBatch { signals, tokens } = &loaded.batch;
+        let MicroBatch { signals, tokens, .. } = &loaded.batch;
         let longest = signals.iter().map(Vec::len).max().unwrap_or(0) as f64 / SAMPLE_RATE;
         let most = tokens.iter().map(Vec::len).max().unwrap_or(0);
         let clips = signals.len();
@@ -135,7 +135,9 @@ pub(super) fn train_in_parts<O: PassObserver + Send>(
                 1 => Cow::Borrowed(batch),
                 _ => Cow::Owned(MicroBatch {
                     signals: batch.signals[range.clone()].to_vec(),
-                    tokens: batch.tokens[range].to_vec(),
+                    tokens: batch.tokens[range.clone()].to_vec(),
+                    // All of them, or none.
+                    prompts: batch.prompts.get(range).unwrap_or_default().to_vec(),
                 }),
             };
             let options = TrainOptions {

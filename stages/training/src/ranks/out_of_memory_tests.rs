@@ -40,6 +40,7 @@ fn batch(clips: usize, seconds: f64, tokens: fn(usize) -> u32) -> MicroBatch {
     MicroBatch {
         signals: (0..clips).map(signal).collect(),
         tokens: (0..clips).map(|clip| (1..=tokens(clip)).collect()).collect(),
+        prompts: Vec::new(),
     }
 }
 

@@ -10,8 +10,8 @@ use flow_sampling::dealing::rank_of;
 use super::RankLayout;
 use super::loaded_step::LoadedShare;
 use crate::error::TrainingError;
-use crate::loaded_rows::{LoadedStep, own_micro_batches};
-use crate::long_texts::TextLimit;
+use crate::loaded_rows::{LoadedStep, RowRules, own_micro_batches};
+use crate::prompts::RowPrompts;
 use crate::trainer::LoadedBatch;
 
 /// What the thread of the ranks is to do, in order.
@@ -48,7 +48,8 @@ impl Default for WorkerInputs {
 /// How rows become micro-batches of the ranks of this process.
 pub(super) struct BatchRules {
     pub tokenizer: Tokenizer,
-    pub limit: TextLimit,
+    pub rows: RowRules,
+    pub prompts: Option<RowPrompts>,
     pub layout: RankLayout,
     pub ranks: usize,
     pub process: usize,
@@ -86,7 +87,8 @@ impl OwnBatches {
         let is_own = |place, planned| layout.process_of(rank_of(place, planned, ranks)) == process;
         let mut shares = Vec::new();
         while let Some((step, arrived)) = self.arrived.pop_first() {
-            let loaded = own_micro_batches(&arrived.batches, &rules.tokenizer, rules.limit, is_own)?;
+            let prompts = rules.prompts.as_ref().map(|prompts| (prompts, step));
+            let loaded = own_micro_batches(&arrived.batches, &rules.tokenizer, rules.rows, prompts, is_own)?;
             shares.push(LoadedShare::of(step, &loaded));
             let LoadedStep { batches, planned, .. } = loaded;
             let mut of_rank: BTreeMap<usize, Vec<LoadedBatch>> =

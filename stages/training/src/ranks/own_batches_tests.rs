@@ -8,11 +8,14 @@ use crossbeam_channel::unbounded;
 use super::super::loaded_step::LoadedElsewhere;
 use super::*;
 use crate::loaded_rows::micro_batches;
-use crate::long_texts::OverLimit;
+use crate::long_texts::{OverLimit, TextLimit};
 
-const LIMIT: TextLimit = TextLimit {
-    max_tokens: 100,
-    rule: OverLimit::Reject,
+const ROWS: RowRules = RowRules {
+    limit: TextLimit {
+        max_tokens: 100,
+        rule: OverLimit::Reject,
+    },
+    concatenate: None,
 };
 
 /// Rank and number of the micro-batch, segment (none: the row of an empty micro-batch), seconds, signal.
@@ -50,7 +53,8 @@ fn tokenizer() -> Tokenizer {
 fn rules() -> BatchRules {
     BatchRules {
         tokenizer: tokenizer(),
-        limit: LIMIT,
+        rows: ROWS,
+        prompts: None,
         layout: RankLayout::new(2, 2).unwrap(),
         ranks: 2,
         process: 1,
@@ -84,7 +88,7 @@ fn of_two(told: Receiver<super::super::ShareOutcome>) -> LoadedElsewhere {
 /// A step that was planned for three ranks, of which two processes with one rank each load what falls to them.
 #[test]
 fn the_parts_of_all_processes_are_the_step() {
-    let whole = micro_batches(&[rows(&[A, B, C, D, E])], &tokenizer(), LIMIT).unwrap();
+    let whole = micro_batches(&[rows(&[A, B, C, D, E])], &tokenizer(), ROWS, None).unwrap();
     assert_eq!(
         (whole.planned, &whole.lost[..]),
         (3, &["c".to_owned(), "e".to_owned()][..])
@@ -93,7 +97,7 @@ fn the_parts_of_all_processes_are_the_step() {
     let (tell, told) = unbounded();
     let mut at_first = of_two(told.clone());
     let first = rows(&[A, B, C, elsewhere(2, D.3 + E.3)]);
-    let first = own_micro_batches(&[first], &tokenizer(), LIMIT, |place, planned| {
+    let first = own_micro_batches(&[first], &tokenizer(), ROWS, None, |place, planned| {
         at_first.is_own(place, planned)
     });
     let first = first.unwrap();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use flow_kind::processes::Processes;
 
 use crate::error::TrainingError;
-use crate::long_texts::TextLimit;
+use crate::loaded_rows::RowRules;
+use crate::prompts::PromptSettings;
 
 /// The processes that the ranks of a training are distributed over, as process 0 sees them.
 #[derive(Clone, Copy)]
@@ -14,9 +15,9 @@ pub struct ProcessGroup<'a> {
     pub processes: &'a Arc<Processes>,
     /// Bytes of memory that a rank needs, where they are known; each process compares them with what it has.
     pub rank_bytes: Option<u64>,
-    /// Where each process loads the micro-batches of its own ranks: what becomes of their texts. Otherwise process 0 sends
+    /// Where each process loads the micro-batches of its own ranks: what becomes of their rows. Otherwise process 0 sends
     /// them.
-    pub own_batches: Option<TextLimit>,
+    pub own_batches: Option<(RowRules, &'a PromptSettings)>,
 }
 
 /// The number of ranks of each process. All processes have the same number; ranks are numbered in the order of the

@@ -17,8 +17,9 @@ use super::{
     RankLayout, RankReport, ShareOutcome, StateReply,
 };
 use crate::error::TrainingError;
-use crate::long_texts::TextLimit;
+use crate::loaded_rows::RowRules;
 use crate::optimizer::{AdamW, AdamWConfig};
+use crate::prompts::PromptSettings;
 use crate::trainer::TrainerConfig;
 
 /// Topic of the commands of process 0.
@@ -103,7 +104,7 @@ pub(crate) struct RemoteStart<'a> {
     /// Bytes of memory that a rank needs, where they are known.
     pub rank_bytes: Option<u64>,
     /// As [`super::ProcessGroup::own_batches`].
-    pub own_batches: Option<TextLimit>,
+    pub own_batches: Option<(RowRules, &'a PromptSettings)>,
 }
 
 enum Reply {
@@ -142,7 +143,9 @@ impl RemoteRanks {
             own_batches,
         } = *start;
         // Without a tokenizer there are no targets: the caller refuses the first step.
-        let own_batches = own_batches.zip(model.tokenizer.as_ref().map(|tokenizer| tokenizer.bytes().to_vec()));
+        let own_batches = own_batches
+            .map(|(rows, prompts)| (rows, prompts.clone()))
+            .zip(model.tokenizer.as_ref().map(|tokenizer| tokenizer.bytes().to_vec()));
         let session = processes.new_session();
         let parameters = &model.parameters;
         let yaml = model.config.to_nemo_yaml()?;

@@ -656,23 +656,25 @@ impl MicroBatchPass<'_> {
     }
 }
 
-/// The loss of each segment of a micro-batch.
+/// The loss of each segment of a micro-batch; of those that were joined to one clip, that of the clip.
 fn row_losses(loaded: &LoadedBatch, losses: &[f64]) -> impl Iterator<Item = RowLoss> {
-    let rows = loaded.segments.iter().zip(&loaded.batch.tokens).zip(losses);
-    rows.map(|((segment, tokens), loss)| RowLoss {
-        segment: segment.clone(),
-        loss: loss / tokens.len().max(1) as f64,
+    let clips = loaded.segments_of_clips().zip(&loaded.batch.tokens).zip(losses);
+    clips.flat_map(|((segments, tokens), loss)| {
+        let loss = loss / tokens.len().max(1) as f64;
+        segments.iter().map(move |segment| RowLoss {
+            segment: segment.clone(),
+            loss,
+        })
     })
 }
 
 /// The segments of a micro-batch whose loss is not finite; all, where only the mean is not.
 fn not_finite_segments(loaded: &LoadedBatch, losses: &[f64]) -> Vec<String> {
     let named: Vec<String> = loaded
-        .segments
-        .iter()
+        .segments_of_clips()
         .zip(losses)
         .filter(|(_, loss)| !loss.is_finite())
-        .map(|(name, _)| name.clone())
+        .flat_map(|(names, _)| names.iter().cloned())
         .collect();
     if named.is_empty() {
         loaded.segments.clone()

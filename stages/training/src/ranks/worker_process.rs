@@ -28,9 +28,10 @@ use super::{
     group_in_process, new_collective, open_device, parameter_owners, rank_thread_pool,
 };
 use crate::error::TrainingError;
-use crate::long_texts::TextLimit;
+use crate::loaded_rows::RowRules;
 use crate::memory::{check_device, gigabytes};
 use crate::optimizer::AdamW;
+use crate::prompts::{PromptSettings, RowPrompts};
 use crate::trainer::TrainerConfig;
 
 /// How long a process whose ranks failed waits for process 0 to end the run, before it ends by itself.
@@ -198,11 +199,17 @@ impl Worker {
                     rank_bytes: reader.value()?,
                     tensors: Vec::new(),
                 });
-                let own_batches: Option<(TextLimit, Vec<u8>)> = reader.value()?;
+                let own_batches: Option<((RowRules, PromptSettings), Vec<u8>)> = reader.value()?;
+                let pending = self.pending.as_ref().ok_or_else(malformed_message)?;
                 self.rules = match own_batches {
-                    Some((limit, tokenizer)) => Some(BatchRules {
+                    Some(((rows, prompts), tokenizer)) => Some(BatchRules {
                         tokenizer: Tokenizer::from_bytes(&tokenizer)?,
-                        limit,
+                        rows,
+                        prompts: RowPrompts::of_model(
+                            &ModelConfig::from_nemo_yaml(&pending.yaml)?,
+                            &prompts,
+                            pending.config.seed,
+                        )?,
                         layout,
                         ranks,
                         process: self.processes.process(),

@@ -5,7 +5,7 @@
 
 use flow_kernels::subsample::halved;
 use flow_model::ModelConfig;
-use flow_model::config::TransducerConfig;
+use flow_model::config::{PromptConfig, TransducerConfig};
 use flow_model::joint::cells_computed_again;
 use flow_nn::layers::attention::attention_blocks;
 
@@ -109,6 +109,9 @@ pub fn parts(config: &ModelConfig, settings: &ResolvedSettings, shape: BatchShap
     }
     if config.ctc.as_ref().is_some_and(|ctc| ctc.weight > 0.0) {
         parts.push(("CTC head", ctc(&sizes).together(false)));
+    }
+    if let Some(prompt) = &config.prompt {
+        parts.push(("language prompt", language_prompt(&sizes, prompt).together(false)));
     }
     parts.push(("optimizer", optimizer(config, settings)));
     if settings.ranks > 1 {
@@ -405,6 +408,23 @@ fn ctc(sizes: &Sizes) -> Passes {
     passes
 }
 
+/// Two linear layers, the first over the frames with a column for each prompt, and a ReLU between them.
+fn language_prompt(sizes: &Sizes, prompt: &PromptConfig) -> Passes {
+    let (d, inputs) = (sizes.d, sizes.d + prompt.prompts as f64);
+    let first = sizes.matrix(inputs, 2.0 * d, true);
+    let second = sizes.matrix(2.0 * d, d, true);
+    let mut passes = none();
+    passes.forward.pass(sizes.n * (d + inputs));
+    passes.forward.linear(sizes.n, first);
+    passes.forward.pass(2.0 * sizes.n * 2.0 * d);
+    passes.forward.linear(sizes.n, second);
+    passes.backward.linear_backward(sizes.n, second);
+    passes.backward.pass(3.0 * sizes.n * 2.0 * d);
+    passes.backward.linear_backward(sizes.n, first);
+    passes.backward.pass(2.0 * sizes.n * d);
+    passes
+}
+
 /// Tokens, blank and durations.
 fn outputs(config: &ModelConfig, transducer: &TransducerConfig) -> f64 {
     (config.vocab_size + 1 + transducer.loss.durations.len()) as f64
@@ -444,9 +464,13 @@ pub fn parameter_counts(config: &ModelConfig) -> (f64, f64) {
         Some(_) => (d * (vocabulary + 1.0), vocabulary + 1.0),
         None => (0.0, 0.0),
     };
+    let prompt = match &config.prompt {
+        Some(prompt) => (2.0 * d * (d + prompt.prompts as f64) + 2.0 * d * d, 3.0 * d),
+        None => (0.0, 0.0),
+    };
     let layers = encoder.n_layers as f64;
-    let matrices = subsampling.0 + layers * layer.0 + joint.0 + ctc.0;
-    let others = subsampling.1 + layers * layer.1 + prediction + joint.1 + ctc.1;
+    let matrices = subsampling.0 + layers * layer.0 + joint.0 + ctc.0 + prompt.0;
+    let others = subsampling.1 + layers * layer.1 + prediction + joint.1 + ctc.1 + prompt.1;
     (matrices + others, matrices)
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device};
 use flow_kernels::counts::counted;
-use flow_model::config::{AttentionContext, CtcConfig, Reduction};
+use flow_model::config::{AttentionContext, CtcConfig, PromptConfig, Reduction};
 use flow_model::joint::cells_computed_again;
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::{Gradients, ModelConfig};
@@ -48,6 +48,7 @@ fn check(what: &str, config: &ModelConfig, shape: BatchShape, recompute: bool) {
     let batch = MicroBatch {
         signals: signals.collect(),
         tokens: vec![(0..shape.tokens as u32).collect(); shape.utterances],
+        prompts: Vec::new(),
     };
     let mut gradients = Gradients::new(&model.parameters);
     let train = || model.train_micro_batch(&batch, &TrainOptions::default(), &mut gradients);
@@ -93,6 +94,12 @@ fn operations_are_those_of_a_training_step() {
     hybrid.encoder.use_bias = true;
     hybrid.encoder.conv_kernel_size = 9;
     check("biases and a CTC head", &hybrid, shape(2, 0.7, 3), false);
+    let mut prompted = config();
+    prompted.prompt = Some(PromptConfig {
+        prompts: 5,
+        dictionary: vec![("auto".into(), 4)],
+    });
+    check("a language prompt", &prompted, shape(2, 0.7, 3), true);
 }
 
 #[test]

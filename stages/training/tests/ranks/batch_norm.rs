@@ -17,6 +17,7 @@ fn utterances(step: u64) -> MicroBatch {
     MicroBatch {
         signals: numbers().map(tone).collect(),
         tokens: numbers().map(|n| vec![8, 30 + n as u32, 31]).collect(),
+        prompts: Vec::new(),
     }
 }
 
@@ -36,7 +37,9 @@ fn shared_out(step: u64, ranks: u32) -> Vec<LoadedBatch> {
             batch: MicroBatch {
                 signals: signals.to_vec(),
                 tokens: tokens.to_vec(),
+                prompts: Vec::new(),
             },
+            ..LoadedBatch::default()
         })
         .collect()
 }

@@ -23,6 +23,7 @@ fn sample() -> Vec<MicroBatch> {
                 vec![0.1; 5_000],
             ],
             tokens: vec![vec![8, 20 + n as u32], Vec::new()],
+            prompts: Vec::new(),
         })
         .collect()
 }

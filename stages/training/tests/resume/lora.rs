@@ -327,7 +327,7 @@ fn what_is_not_used_is_not_recorded() {
     let settings = TrainSettings::default();
     let written = serde_json::to_value(&settings).expect("JSON");
     let recorded = ResolvedSettings::from(settings).recorded();
-    for key in ["lora", "groups"] {
+    for key in ["lora", "groups", "concatenate"] {
         assert!(written.get(key).is_none() && !recorded.contains_key(key));
     }
 }

@@ -67,7 +67,9 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
                 batch: MicroBatch {
                     signals: vec![tone(n, 9_000 + 800 * (n as usize % 3)), tone(n + 7, 6_000)],
                     tokens: vec![vec![8, 30 + n as u32, 31], vec![7, 40]],
+                    prompts: Vec::new(),
                 },
+                ..LoadedBatch::default()
             }
         })
         .collect()

@@ -7,8 +7,12 @@ use flow_nn::layers::convolution::BatchNorm;
 
 use super::format::DTYPES;
 use super::{Message, MessageReader};
+use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
+use crate::loaded_rows::RowRules;
+use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
+use crate::prompts::{PromptMode, PromptSettings};
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport};
 use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
@@ -37,7 +41,7 @@ fn message() -> Message {
     };
     let message = message.with_tensor(&Tensor::new(3i64, &Device::Cpu).unwrap()).unwrap();
     let message = message.with(&key).with(&loaded()).with(&report()).with(&share());
-    let message = message.with(&config()).with(&AdamWConfig::default());
+    let message = message.with(&config()).with(&AdamWConfig::default()).with(&rules());
     message.with(&Some([7u8; 128])).with(&None::<u64>).with(&statistics())
 }
 
@@ -55,10 +59,12 @@ fn loaded() -> LoadedBatch {
         rank: 1,
         micro: 2,
         place: 4,
-        segments: vec!["a".into(), String::new()],
+        segments: vec!["a".into(), String::new(), "b".into()],
+        joined: vec![1, 2],
         batch: MicroBatch {
             signals: vec![vec![0.25, -1.0], vec![]],
             tokens: vec![vec![], vec![7, 8, 9]],
+            prompts: vec![101, 0],
         },
     }
 }
@@ -94,6 +100,26 @@ fn report() -> RankReport {
             loss: 0.5,
         }],
     }
+}
+
+fn rules() -> (RowRules, PromptSettings) {
+    let rows = RowRules {
+        limit: TextLimit {
+            max_tokens: 9,
+            rule: OverLimit::Truncate,
+        },
+        concatenate: Some(Concatenate {
+            gap_seconds: 0.25,
+            duration_factor: 2.0,
+            max_duration: Some(30.0),
+        }),
+    };
+    let prompts = PromptSettings {
+        default_prompt_mode: PromptMode::Auto,
+        unified_auto_ratio: 0.1,
+        prompt_of: [("hi".into(), "hi-IN".into()), ("en".into(), "en-US".into())].into(),
+    };
+    (rows, prompts)
 }
 
 fn config() -> TrainerConfig {
@@ -148,6 +174,7 @@ fn read(bytes: &[u8]) -> Result<(), TrainingError> {
     assert_eq!(reader.value::<LoadedShare>()?, share());
     assert_eq!(reader.value::<TrainerConfig>()?, config());
     assert_eq!(reader.value::<AdamWConfig>()?, AdamWConfig::default());
+    assert_eq!(reader.value::<(RowRules, PromptSettings)>()?, rules());
     assert_eq!(reader.value::<Option<[u8; 128]>>()?, Some([7; 128]));
     assert_eq!(reader.value::<Option<u64>>()?, None);
     assert_eq!(reader.value::<CollectiveKey>()?, statistics());
@@ -182,6 +209,7 @@ fn damaged_messages_are_errors_and_never_panic() {
             reader.value::<LoadedShare>()?;
             reader.value::<TrainerConfig>()?;
             reader.value::<AdamWConfig>()?;
+            reader.value::<(RowRules, PromptSettings)>()?;
             Ok(())
         })();
     }

@@ -1,6 +1,7 @@
 //! What the values of a message are written as, and read from: of structures field by field, of enumerations a code and what the
 //! variant holds.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use flow_kernels::device::DeviceChoice;
@@ -10,9 +11,12 @@ use flow_model::parameter_groups::StatisticsPass;
 use flow_nn::layers::convolution::BatchNorm;
 
 use super::{Message, MessageReader, malformed_message};
+use crate::concatenate::Concatenate;
 use crate::error::TrainingError;
+use crate::loaded_rows::RowRules;
 use crate::long_texts::{OverLimit, TextLimit};
 use crate::optimizer::AdamWConfig;
+use crate::prompts::{PromptMode, PromptSettings};
 use crate::ranks::{CollectiveKey, CollectiveOp, LoadedShare, OutOfMemory, RankReport, StepPlan};
 use crate::row_losses::RowLoss;
 use crate::schedule::{Recipe, Schedule};
@@ -115,8 +119,8 @@ numbers!(u8 u32 u64 f32 f64);
 structures! {
     StepPlan { step, planned, received, rounds }
     CollectiveKey { step, round, op }
-    MicroBatch { signals, tokens }
-    LoadedBatch { epoch, rank, micro, place, segments, batch }
+    MicroBatch { signals, tokens, prompts }
+    LoadedBatch { epoch, rank, micro, place, segments, joined, batch }
     BatchFigures { place, epoch, utterances, audio_samples, padded_seconds }
     LoadedShare { step, seconds, batches, lost, dropped, too_long }
     OutOfMemory { segments, seconds, tokens, parts }
@@ -125,6 +129,9 @@ structures! {
     Recipe { unfreeze_step, phase1, phase2 }
     AdamWConfig { betas, epsilon, weight_decay, eight_bit, master_weights }
     TextLimit { max_tokens, rule }
+    Concatenate { gap_seconds, duration_factor, max_duration }
+    RowRules { limit, concatenate }
+    PromptSettings { default_prompt_mode, unified_auto_ratio, prompt_of }
     TrainerConfig {
         recipe, clip, ranks, fold_update, offload, rank_timeout, device, tf32, recompute, batch_norm, reduce_dtype,
         reduce_every, seed, spec_augment, dither, dropout, row_losses
@@ -147,6 +154,7 @@ enumerations! {
     ReduceDtype { 0 F32, 1 Bf16 }
     ReduceEvery { 0 MicroBatch, 1 Step }
     OverLimit { 0 Reject, 1 Truncate }
+    PromptMode { 0 LangId, 1 Auto, 2 Unified }
 }
 
 impl Value for bool {
@@ -220,6 +228,17 @@ impl<A: Value, B: Value> Value for (A, B) {
 
     fn read(reader: &mut MessageReader) -> Result<Self, TrainingError> {
         Ok((reader.value()?, reader.value()?))
+    }
+}
+
+impl<K: Value + Clone + Ord, V: Value + Clone> Value for BTreeMap<K, V> {
+    fn write(&self, message: &mut Message) {
+        let entries: Vec<(K, V)> = self.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        entries.write(message);
+    }
+
+    fn read(reader: &mut MessageReader) -> Result<Self, TrainingError> {
+        Ok(reader.value::<Vec<(K, V)>>()?.into_iter().collect())
     }
 }
 
