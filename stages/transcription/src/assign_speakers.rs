@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use arrow::array::RecordBatch;
 use flow_kind::{
-    Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
-    Progress, Shape, StageError,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, Shape,
+    StageError,
 };
 use flow_speakers::stages::rows::{TURN_COLUMNS, read_turns};
 use flow_speakers::turns::Turn;
