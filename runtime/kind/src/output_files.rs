@@ -16,7 +16,9 @@ use flow_base::error::StageError;
 use flow_base::partition::Partition;
 use flow_base::regular_file::read_regular_file;
 use flow_base::row_number::ROW;
-use flow_store::{Artifact, on_threads, write_atomically};
+use flow_store::{Artifact, Batches, on_threads, write_atomically};
+
+use crate::kind::{Conservation, Port, Shape};
 
 /// The file of notes in a stage's scratch folder.
 const NOTES: &str = "output_files.jsonl";
@@ -49,21 +51,32 @@ pub fn schema(out: &Path) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// Writes the files of a partition, each as a whole, into `out` or below it, and gives a row for each. They are noted in `scratch`, the stage's
-/// [scratch folder](crate::Context::scratch), before: [`Notes`] tells them from files of others when the process is killed
-/// before the rows are committed.
+/// The shape of a local stage that writes files of `formats` into `out`, with one port `files`.
+///
+/// # Errors
+/// When there are no formats, or no folder.
+pub fn shape<F>(formats: &[F], out: &Path) -> Result<Shape, StageError> {
+    if formats.is_empty() {
+        let message = "`formats` is empty, so that nothing would be written";
+        return Err(StageError::setting("formats", message));
+    }
+    if out.as_os_str().is_empty() {
+        return Err(StageError::setting("out", "`out` names no folder"));
+    }
+    Ok(Shape {
+        expensive: true,
+        conservation: Conservation::NewRows,
+        ..Shape::local(vec![Port::new("files", schema(out))])
+    })
+}
+
+/// Writes the files of a partition, each as a whole, into `out` or below it, and gives a row for each. Files of `kept`, which
+/// somebody has edited, get a row alone. The files are noted in `scratch`, the stage's [scratch folder](crate::Context::scratch),
+/// before: [`Notes`] tells them from files of others when the process is killed before the rows are committed.
 ///
 /// # Errors
 /// When a path is not UTF-8, or a file or a folder above it cannot be written.
-pub fn write(files: &[OutputFile], out: &Path, scratch: &Path) -> Result<RecordBatch, StageError> {
-    write_all_but(&BTreeSet::new(), files, out, scratch)
-}
-
-/// [`write()`], but for files of `kept`, which somebody has edited: these get a row alone.
-///
-/// # Errors
-/// As [`write()`].
-pub fn write_all_but(
+pub fn write(
     kept: &BTreeSet<PathBuf>,
     files: &[OutputFile],
     out: &Path,
@@ -184,67 +197,126 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
     write_atomically(path, bytes).map_err(|error| StageError::failed(error).with_help(help))
 }
 
-/// The partitions of which a file in `out` or below it is gone or changed, with the reason: what a kind's `missing_outputs`
-/// gives. Files are read by up to `threads` threads; in object storage, one listing tells size and ETag of all.
+/// The partitions of which a file in `out` or below it is gone or changed, but for files of `kept`, with the reason: what a
+/// kind's `missing_outputs` gives. Files are read by up to `threads` threads; in object storage, one listing has size and ETag of
+/// all.
 ///
 /// # Errors
 /// When the rows cannot be read, or object storage cannot be listed.
-pub fn missing(committed: &Artifact, out: &Path, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
-    missing_but(&BTreeSet::new(), committed, out, threads)
-}
-
-/// [`missing`], without files of `kept`.
-///
-/// # Errors
-/// As [`missing`].
-pub fn missing_but(
+pub fn missing(
     kept: &BTreeSet<PathBuf>,
     committed: &Artifact,
     out: &Path,
     threads: usize,
 ) -> Result<BTreeMap<Partition, String>, StageError> {
-    let objects = match Location::of_path(out).map_err(StageError::failed)? {
-        Location::Object(url) => Some(Objects::list(Storage::global(), &url)?),
-        Location::Local(_) => None,
-    };
+    let objects = Objects::of(out)?;
     let columns: &[&str] = match objects {
         Some(_) => &["path", "bytes", "etag"],
         None => &["path", "digest"],
     };
-    let partitions: Vec<&Partition> = committed.partitions().collect();
-    let why = on_threads(&partitions, threads, |partition| {
-        for batch in committed.read(partition, Some(columns))? {
-            let batch = batch?;
+    with_faults(committed, columns, threads, |batches| {
+        for batch in batches {
             let missing = match &objects {
-                Some(objects) => objects.missing(&batch)?,
-                None => missing_file(kept, &batch)?,
+                Some(objects) => objects.missing(&batch?)?,
+                None => missing_file(kept, &batch?)?,
             };
-            if let Some(why) = missing {
-                return Ok(Some(((*partition).clone(), why)));
+            if missing.is_some() {
+                return Ok(missing);
             }
         }
         Ok(None)
-    });
-    why.into_iter().filter_map(Result::transpose).collect()
+    })
 }
 
-/// Objects below a prefix, as a listing has them.
+/// The partitions with files that are gone or have another size than was committed, with the first such file and the number of
+/// others. `columns` have the path of a file, from the folder `below` if it is relative, and its size in bytes. If `out` is in
+/// object storage, one listing has the sizes of all.
+///
+/// # Errors
+/// When the rows cannot be read, or object storage cannot be listed.
+pub fn missing_by_size(
+    committed: &Artifact,
+    columns: [&str; 2],
+    out: &Path,
+    below: &Path,
+    threads: usize,
+) -> Result<BTreeMap<Partition, String>, StageError> {
+    let objects = Objects::of(out)?;
+    with_faults(committed, &columns, threads, |batches| {
+        let (mut first, mut count) = (None, 0u64);
+        for batch in batches {
+            let batch = batch?;
+            let (paths, sizes) = (batch.column(0).as_string_opt::<i32>(), batch.column(1));
+            let (Some(paths), Some(sizes)) = (paths, sizes.as_primitive_opt::<Int64Type>()) else {
+                return Err(other_columns());
+            };
+            for (path, size) in paths.iter().zip(sizes).filter_map(|(path, size)| path.zip(size)) {
+                let fault = match &objects {
+                    Some(objects) => objects.fault(path, size, None),
+                    None => fault_of_file(&below.join(path), size),
+                };
+                let Some(fault) = fault else { continue };
+                count += 1;
+                first.get_or_insert(fault);
+            }
+        }
+        Ok(first.map(|first| match count {
+            1 => first,
+            count => format!("{first} (and {} others)", count - 1),
+        }))
+    })
+}
+
+/// What is wrong with a file that was written with this many bytes.
+fn fault_of_file(path: &Path, size: i64) -> Option<String> {
+    let path_text = path.display();
+    match std::fs::symlink_metadata(path) {
+        Ok(file) if file.is_file() && i64::try_from(file.len()) == Ok(size) => None,
+        Ok(file) if file.is_file() => Some(format!("{path_text} has {} bytes instead of {size}", file.len())),
+        _ => Some(format!("{path_text} is gone")),
+    }
+}
+
+fn other_columns() -> StageError {
+    StageError::failed("the rows of written files have other columns")
+}
+
+/// The partitions in which `fault` finds something wrong, with what it says. It is given the rows of one partition, of `columns`
+/// alone, on one of up to `threads` threads.
+///
+/// # Errors
+/// Those of `fault`, and when rows cannot be read.
+fn with_faults(
+    committed: &Artifact,
+    columns: &[&str],
+    threads: usize,
+    fault: impl Fn(Batches) -> Result<Option<String>, StageError> + Sync,
+) -> Result<BTreeMap<Partition, String>, StageError> {
+    let partitions: Vec<&Partition> = committed.partitions().collect();
+    let found = on_threads(&partitions, threads, |partition| {
+        let fault = fault(committed.read(partition, Some(columns))?)?;
+        Ok(fault.map(|fault| ((*partition).clone(), fault)))
+    });
+    found.into_iter().filter_map(Result::transpose).collect()
+}
+
+/// Objects below a prefix, as a listing has them: size and ETag by URL.
 #[derive(Debug, Default)]
-pub struct Objects(HashMap<String, (u64, Option<String>)>);
+struct Objects(HashMap<String, (u64, Option<String>)>);
 
 impl Objects {
-    /// Those below a URL.
-    ///
-    /// # Errors
-    /// When it cannot be listed.
-    pub fn list(storage: &Storage, below: &ObjectUrl) -> Result<Objects, StageError> {
-        let listed = storage.list(below).map_err(StageError::failed)?;
+    /// Those below `out`; none if it is a folder.
+    fn of(out: &Path) -> Result<Option<Objects>, StageError> {
+        let Location::Object(url) = Location::of_path(out).map_err(StageError::failed)? else {
+            return Ok(None);
+        };
+        let listed = Storage::global().list(&url).map_err(StageError::failed)?;
         let object = |entry: flow_storage::Entry| (entry.url.to_string(), (entry.stat.size, entry.stat.etag));
-        Ok(Objects(listed.into_iter().map(object).collect()))
+        Ok(Some(Objects(listed.into_iter().map(object).collect())))
     }
 
     /// What is wrong with an object that was written with this many bytes and, where that is known, this ETag.
-    pub fn fault(&self, url: &str, bytes: i64, etag: Option<&str>) -> Option<String> {
+    fn fault(&self, url: &str, bytes: i64, etag: Option<&str>) -> Option<String> {
         let Some((size, found)) = self.0.get(url) else {
             return Some(format!("{url} is gone"));
         };
@@ -265,7 +337,7 @@ impl Objects {
         let sizes = rows.column_by_name("bytes");
         let sizes = sizes.and_then(|sizes| sizes.as_primitive_opt::<Int64Type>());
         let (Some(paths), Some(etags), Some(sizes)) = (text("path"), text("etag"), sizes) else {
-            return Err(StageError::failed("the rows of written files have other columns"));
+            return Err(other_columns());
         };
         let fault = |row: usize| {
             let etag = etags.is_valid(row).then(|| etags.value(row));
@@ -287,7 +359,7 @@ fn missing_file(kept: &BTreeSet<PathBuf>, files: &RecordBatch) -> Result<Option<
             .and_then(|column| column.as_string_opt::<i32>())
     };
     let (Some(paths), Some(digests)) = (texts("path"), texts("digest")) else {
-        return Err(StageError::failed("the rows of written files have other columns"));
+        return Err(other_columns());
     };
     let files = paths.iter().zip(digests).filter_map(|(path, digest)| path.zip(digest));
     let mut files = files.filter(|(path, _)| !kept.contains(Path::new(path)));
@@ -310,7 +382,13 @@ mod tests {
             path: place.path().join(name),
             bytes: b"hello\n".to_vec(),
         };
-        let rows = write(&[file("below/a.txt"), file("b.txt")], place.path(), place.path()).unwrap();
+        let rows = write(
+            &BTreeSet::new(),
+            &[file("below/a.txt"), file("b.txt")],
+            place.path(),
+            place.path(),
+        )
+        .unwrap();
         let none = BTreeSet::new();
         assert_eq!((rows.num_rows(), rows.schema()), (2, schema(place.path())));
         assert_eq!(
@@ -327,7 +405,7 @@ mod tests {
         assert!(missing_file(&none, &rows.project(&[0]).unwrap()).is_err());
         // A file stands where a folder should be.
         std::fs::write(place.path().join("file"), "").unwrap();
-        let error = write(&[file("file/c.txt")], place.path(), place.path())
+        let error = write(&BTreeSet::new(), &[file("file/c.txt")], place.path(), place.path())
             .unwrap_err()
             .to_string();
         assert!(error.contains("cannot make the folder"), "{error}");
@@ -345,7 +423,7 @@ mod tests {
         std::fs::write(&edited, "edited\n").unwrap();
         let kept = BTreeSet::from([edited]);
         let files = [file("a.txt"), file("b.txt")];
-        let rows = write_all_but(&kept, &files, place.path(), Path::new("")).unwrap();
+        let rows = write(&kept, &files, place.path(), Path::new("")).unwrap();
         let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
         assert_eq!(
             (read("a.txt"), read("b.txt")),
@@ -353,9 +431,9 @@ mod tests {
         );
         let partitions = vec![(Partition::new("x"), vec![rows])];
         let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
-        assert!(missing_but(&kept, &committed, place.path(), 1).unwrap().is_empty());
+        assert!(missing(&kept, &committed, place.path(), 1).unwrap().is_empty());
         // Once it is no longer kept, it is.
-        assert_eq!(missing(&committed, place.path(), 1).unwrap().len(), 1);
+        assert_eq!(missing(&BTreeSet::new(), &committed, place.path(), 1).unwrap().len(), 1);
     }
 
     #[test]
@@ -369,14 +447,14 @@ mod tests {
                 path: place.path().join(&name),
                 bytes: name.clone().into_bytes(),
             };
-            let rows = write(&[file], place.path(), Path::new("")).unwrap();
+            let rows = write(&BTreeSet::new(), &[file], place.path(), Path::new("")).unwrap();
             partitions.push((Partition::new(&name), vec![rows]));
         }
         let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
         std::fs::remove_file(place.path().join("07")).unwrap();
         std::fs::write(place.path().join("11"), "12").unwrap();
         for threads in [1, 4] {
-            let missing = missing(&committed, place.path(), threads).unwrap();
+            let missing = missing(&BTreeSet::new(), &committed, place.path(), threads).unwrap();
             let named: Vec<&str> = missing.keys().map(Partition::as_str).collect();
             assert_eq!(named, ["07", "11"]);
             assert!(missing[&Partition::new("07")].ends_with("is gone"));
@@ -394,7 +472,13 @@ mod tests {
         assert!(!Notes::read(scratch.path()).hold(&place.path().join("a")));
         // The second cannot be written.
         std::fs::create_dir(place.path().join("b")).unwrap();
-        write(&[file("a", "one"), file("b", "two")], place.path(), scratch.path()).unwrap_err();
+        write(
+            &BTreeSet::new(),
+            &[file("a", "one"), file("b", "two")],
+            place.path(),
+            scratch.path(),
+        )
+        .unwrap_err();
         let holds = |name: &str| Notes::read(scratch.path()).hold(&place.path().join(name));
         assert!(holds("a") && !holds("b") && !holds("c"));
         // Another program writes there later.
@@ -403,10 +487,10 @@ mod tests {
         // A line that was cut short, and many lines.
         let notes = scratch.path().join(NOTES);
         std::fs::write(&notes, b"\n[\"x\", \"").unwrap();
-        write(&[file("a", "three")], place.path(), scratch.path()).unwrap();
+        write(&BTreeSet::new(), &[file("a", "three")], place.path(), scratch.path()).unwrap();
         assert!(holds("a"));
         std::fs::write(&notes, vec![b'\n'; MOST_NOTES as usize + 1]).unwrap();
-        write(&[file("a", "four")], place.path(), scratch.path()).unwrap();
+        write(&BTreeSet::new(), &[file("a", "four")], place.path(), scratch.path()).unwrap();
         assert!(holds("a") && std::fs::metadata(&notes).unwrap().len() < 1000);
     }
 
@@ -420,7 +504,9 @@ mod tests {
             path: place.path().join(std::ffi::OsStr::from_bytes(b"\xff")).join("a"),
             bytes: Vec::new(),
         };
-        let error = write(&[file], place.path(), place.path()).unwrap_err().to_string();
+        let error = write(&BTreeSet::new(), &[file], place.path(), place.path())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("is not UTF-8"), "{error}");
     }
 }

@@ -6,7 +6,7 @@
 
 use md5::{Digest as _, Md5};
 
-use crate::flac::{MARKER, Samples};
+use crate::flac::{MARKER, Samples, StreamInfo};
 
 /// Highest sample rate of FLAC, in Hz.
 pub const MOST_RATE: u32 = 655_350;
@@ -17,6 +17,23 @@ const MOST_ORDER: usize = 4;
 const MOST_PARTITION_ORDER: u32 = 6;
 /// Largest Rice parameter that the five-bit form can say (31 is an escape).
 const MOST_RICE: u32 = 30;
+
+/// A FLAC file of one channel, 16 bits wide, of samples from -1 to 1; others are clamped. `None` without samples, and for a
+/// sample rate past [`MOST_RATE`].
+pub fn encode_signal(signal: &[f32], sample_rate: u32) -> Option<Vec<u8>> {
+    // Samples are left-justified, and have as many steps below zero as 16 bits have.
+    let sample = |value: &f32| ((value * 32_768.0).round().clamp(-32_768.0, 32_767.0) as i32) << 16;
+    encode(&Samples {
+        info: StreamInfo {
+            sample_rate,
+            channels: 1,
+            bits: 16,
+            total_frames: signal.len() as u64,
+            md5: [0; 16],
+        },
+        interleaved: signal.iter().map(sample).collect(),
+    })
+}
 
 /// A FLAC file of the samples: 16 bits wide, or 24 where the samples are wider than 16. `None` where FLAC cannot
 /// hold them: no frames, more than 24 bits or 8 channels, or a sample rate past [`MOST_RATE`].

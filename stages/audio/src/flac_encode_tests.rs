@@ -111,3 +111,18 @@ proptest! {
         prop_assert_eq!(encode(&samples).unwrap(), file);
     }
 }
+
+#[test]
+fn a_signal_is_kept_to_sixteen_bits() {
+    let signal: Vec<f32> = (0..20_000).map(|n| (n as f32 * 0.03).sin() * 1.1).collect();
+    let clip = encode_signal(&signal, 16_000).unwrap();
+    let decoded = crate::decode::decode(&clip, 10.0).unwrap();
+    assert_eq!(decoded.len(), signal.len());
+    for (ours, theirs) in decoded.iter().zip(&signal) {
+        assert!(
+            (ours - theirs.clamp(-1.0, 1.0)).abs() <= 1.0 / 32768.0,
+            "{ours} {theirs}"
+        );
+    }
+    assert_eq!(encode_signal(&[], 16_000), None);
+}

@@ -1,7 +1,6 @@
 //! The kind `audio.extract`.
 
 mod destination;
-mod missing_outputs;
 mod placing;
 mod read_ahead;
 mod settings;
@@ -14,6 +13,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, BooleanArray, Int64Array, RecordBatch, StringArray};
 use arrow::compute::{concat_batches, filter_record_batch};
 use arrow::datatypes::{Field, Schema, SchemaRef};
+use flow_kind::output_files::missing_by_size;
 use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
     Port, Progress, RejectClass, Shape, StageError, UrlUse,
@@ -105,7 +105,8 @@ impl Kind for Extract {
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         if settings.watch && settings.store != Store::Tar {
-            missing_outputs::missing_outputs(settings.target(), committed, threads)
+            let columns = [PATH_COLUMN, BYTES_COLUMN];
+            missing_by_size(committed, columns, settings.target(), Path::new(""), threads)
         } else {
             Ok(BTreeMap::new())
         }

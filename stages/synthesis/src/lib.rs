@@ -4,7 +4,6 @@ mod clip;
 mod espeak;
 mod invented;
 mod known;
-mod missing_outputs;
 mod plan;
 mod random;
 mod rows;
@@ -21,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use flow_kind::output_files::missing_by_size;
 use flow_kind::{
     Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Reject, RejectClass, Shape,
     Source, SourcePartition, StageError,
@@ -106,9 +106,9 @@ impl Kind for Synthesize {
     fn missing_outputs(
         settings: &SynthesizeSettings,
         committed: &Artifact,
-        _: usize,
+        threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        missing_outputs::missing_outputs(&settings.out, committed)
+        missing_by_size(committed, ["path", "bytes"], &settings.out, &settings.out, threads)
     }
 }
 

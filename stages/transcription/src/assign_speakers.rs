@@ -4,16 +4,16 @@ use std::collections::HashMap;
 
 use arrow::array::RecordBatch;
 use flow_kind::{
-    Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
-    Progress, Shape, StageError,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, Shape,
+    StageError,
 };
-use flow_speakers::stages::rows::read_turns;
+use flow_speakers::stages::rows::{TURN_COLUMNS, read_turns};
 use flow_speakers::turns::Turn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Segment;
-use crate::rows::{Speakers, read_segments, segments_batch, segments_schema};
+use crate::rows::{SEGMENT_COLUMNS, Speakers, read_segments, segments_batch, segments_schema};
 use crate::speakers::{AssignmentRules, Rule, assign_speakers};
 
 /// Assigns a speaker to each word of a transcript, by the turns of a diarization.
@@ -69,32 +69,20 @@ impl AssignSpeakersSettings {
 /// The kind `transcription.assign_speakers`.
 pub struct AssignSpeakers;
 
-const TURN: &[(&str, ColumnType)] = &[
-    ("start", ColumnType::Float64),
-    ("end", ColumnType::Float64),
-    ("speaker", ColumnType::Text),
-];
-
 impl Kind for AssignSpeakers {
     const NAME: &'static str = "transcription.assign_speakers";
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(&[
-            ("start", ColumnType::Float64),
-            ("end", ColumnType::Float64),
-            ("text", ColumnType::Text),
-            ("confidence", ColumnType::Float64),
-            ("words", ColumnType::Any),
-        ]),
+        InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(SEGMENT_COLUMNS),
         InputPort::streamed("turns", "the port `turns` of a speakers.diarize of the same recordings")
             .optional()
-            .columns(TURN),
+            .columns(TURN_COLUMNS),
         InputPort::streamed(
             "exclusive",
             "the port `exclusive` of the same stage: `words` and `majority` take these turns where they are given",
         )
         .optional()
-        .columns(TURN),
+        .columns(TURN_COLUMNS),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(
         "segments",

@@ -7,7 +7,7 @@ use arrow::array::{
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, SchemaRef};
-use flow_kind::{ROW, StageError};
+use flow_kind::{ColumnType, ROW, StageError};
 use serde_json::{Map, Value};
 
 use crate::boosted::Boosted;
@@ -43,6 +43,15 @@ fn word_fields(speakers: Speakers) -> Fields {
 fn item(data_type: DataType) -> Arc<Field> {
     Arc::new(Field::new("item", data_type, false))
 }
+
+/// What a stage that reads segments needs of them.
+pub(crate) const SEGMENT_COLUMNS: &[(&str, ColumnType)] = &[
+    ("start", ColumnType::Float64),
+    ("end", ColumnType::Float64),
+    ("text", ColumnType::Text),
+    ("confidence", ColumnType::Float64),
+    ("words", ColumnType::Any),
+];
 
 /// One row for each segment.
 pub fn segments_schema(speakers: Speakers) -> SchemaRef {

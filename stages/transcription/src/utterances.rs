@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::rows::{read_metadata, read_segments};
+use crate::rows::{SEGMENT_COLUMNS, read_metadata, read_segments};
 use crate::{Metadata, Segment};
 
 /// Makes rows of a manifest from transcripts, so that a model can be trained on them (pseudo-labels).
@@ -84,13 +84,7 @@ impl Kind for Utterances {
     const NAME: &'static str = "transcription.utterances";
     const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(&[
-            ("start", ColumnType::Float64),
-            ("end", ColumnType::Float64),
-            ("text", ColumnType::Text),
-            ("confidence", ColumnType::Float64),
-            ("words", ColumnType::Any),
-        ]),
+        InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(SEGMENT_COLUMNS),
         InputPort::streamed("recordings", "the port `recordings` of the same stage").columns(&[
             ("recording", ColumnType::Text),
             ("duration", ColumnType::Float64),

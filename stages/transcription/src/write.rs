@@ -7,14 +7,14 @@ use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use flow_kind::output_files::{self, OutputFile};
 use flow_kind::{
-    Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, Shape, StageError, UrlUse,
+    Artifact, Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress,
+    Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::rows::{read_num_speakers, read_recording, read_segments, with_diarization};
+use crate::rows::{SEGMENT_COLUMNS, read_num_speakers, read_recording, read_segments, with_diarization};
 use crate::{Format, LineLimits, Transcript};
 
 /// Writes transcripts into a folder, in one or several formats.
@@ -102,13 +102,7 @@ impl Kind for Write {
     const NAME: &'static str = "transcription.write";
     const VERSION: u32 = 1;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(&[
-            ("start", ColumnType::Float64),
-            ("end", ColumnType::Float64),
-            ("text", ColumnType::Text),
-            ("confidence", ColumnType::Float64),
-            ("words", ColumnType::Any),
-        ]),
+        InputPort::streamed("segments", "the port `segments` of a transcription.transcribe").columns(SEGMENT_COLUMNS),
         InputPort::streamed("recordings", "the port `recordings` of the same stage").columns(&[
             ("recording", ColumnType::Text),
             ("duration", ColumnType::Float64),
@@ -150,21 +144,7 @@ impl Kind for Write {
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
-        if settings.formats.is_empty() {
-            return Err(StageError::setting(
-                "formats",
-                "`formats` is empty, so that nothing would be written",
-            ));
-        }
-        if settings.out.as_os_str().is_empty() {
-            return Err(StageError::setting("out", "`out` names no folder"));
-        }
-        let files = Port::new("files", output_files::schema(&settings.out));
-        Ok(Shape {
-            expensive: true,
-            conservation: Conservation::NewRows,
-            ..Shape::local(vec![files])
-        })
+        output_files::shape(&settings.formats, &settings.out)
     }
 
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
@@ -190,7 +170,7 @@ impl Kind for Write {
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing_but(&settings.keep, committed, &settings.out, threads)
+        output_files::missing(&settings.keep, committed, &settings.out, threads)
     }
 }
 
@@ -264,7 +244,7 @@ impl Operator for Writer {
             });
         }
         let WriteSettings { out: folder, keep, .. } = &self.settings;
-        out.send(0, output_files::write_all_but(keep, &files, folder, &self.scratch)?);
+        out.send(0, output_files::write(keep, &files, folder, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

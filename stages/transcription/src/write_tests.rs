@@ -230,7 +230,12 @@ fn files_that_are_gone_or_were_changed_are_missed() {
     let output = run(place.path(), &[Format::Txt], 0);
     let files = output.rows("files", "talks/a");
     let committed = Artifact::in_memory(files.schema(), vec![(Partition::new("talks/a"), vec![files])]).unwrap();
-    let look = || missing(&committed, place.path(), 1).unwrap().into_values().next();
+    let look = || {
+        missing(&BTreeSet::new(), &committed, place.path(), 1)
+            .unwrap()
+            .into_values()
+            .next()
+    };
     assert_eq!(look(), None);
     let path = place.path().join("talks/a.txt");
     // Of another size, and of the same.

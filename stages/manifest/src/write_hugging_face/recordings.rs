@@ -6,8 +6,7 @@ use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use flow_audio::AudioError;
 use flow_audio::decode::{SAMPLE_RATE, read_file, read_range};
 use flow_audio::embedded;
-use flow_audio::flac::{Samples, StreamInfo};
-use flow_audio::flac_encode;
+use flow_audio::flac_encode::encode_signal;
 use flow_audio::format::recognise;
 use flow_audio::part::{TOLERANCE_SECONDS, decode_rows, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
@@ -191,7 +190,9 @@ pub(super) fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRow
         let signal = cut
             .next()
             .unwrap_or_else(|| Err(AudioError::Decode("no samples".into())))?;
-        flac_of(&signal).map(Audio::Bytes)
+        let flac = encode_signal(&signal, SAMPLE_RATE);
+        let flac = flac.ok_or_else(|| AudioError::Decode("the row has no samples".into()))?;
+        Ok(Audio::Bytes(flac))
     };
     let audio = |whole: Option<_>| whole.unwrap_or_else(&mut next);
     whole.into_iter().map(audio).collect()
@@ -211,20 +212,4 @@ pub(super) fn refusal(error: AudioError) -> Result<(&'static str, String), Audio
         _ => return Err(error),
     };
     Ok((reason, error.to_string()))
-}
-
-fn flac_of(signal: &[f32]) -> Result<Vec<u8>, AudioError> {
-    // Samples are left-justified, and have as many steps below zero as 16 bits have.
-    let sample = |value: &f32| (f64::from(*value) * 32_768.0).round().clamp(-32_768.0, 32_767.0) as i32;
-    let samples = Samples {
-        info: StreamInfo {
-            sample_rate: SAMPLE_RATE,
-            channels: 1,
-            bits: 16,
-            total_frames: signal.len() as u64,
-            md5: [0; 16],
-        },
-        interleaved: signal.iter().map(|value| sample(value) << 16).collect(),
-    };
-    flac_encode::encode(&samples).ok_or_else(|| AudioError::Decode("the row has no samples".into()))
 }

@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, AsArray, Float32Array, Float64Array, Int64Array, Li
 use arrow::array::{StringArray, UInt32Array};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Float32Type, Float64Type, Schema, SchemaRef};
-use flow_kind::{ROW, StageError};
+use flow_kind::{ColumnType, ROW, StageError};
 
 use crate::diarizer::Speaker;
 use crate::turns::Turn;
@@ -24,6 +24,13 @@ fn rows(count: usize) -> Result<ArrayRef, StageError> {
 fn embedding_item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Float32, false))
 }
+
+/// What a stage that reads turns needs of them.
+pub const TURN_COLUMNS: &[(&str, ColumnType)] = &[
+    ("start", ColumnType::Float64),
+    ("end", ColumnType::Float64),
+    ("speaker", ColumnType::Text),
+];
 
 /// One row for each turn; times are seconds from the beginning of the recording.
 pub fn turns_schema() -> SchemaRef {

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use arrow::array::RecordBatch;
 use flow_kind::output_files::{self, OutputFile};
 use flow_kind::{
-    Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
-    Port, Progress, Shape, StageError, UrlUse,
+    Artifact, Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress,
+    Shape, StageError, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::rows::{WrittenRecording, read_recording, read_speakers, read_turns};
+use super::rows::{TURN_COLUMNS, WrittenRecording, read_recording, read_speakers, read_turns};
 use crate::diarizer::Speaker;
 use crate::error::Result;
 use crate::rttm::write_rttm;
@@ -95,18 +95,12 @@ impl WriteSettings {
 /// The kind `speakers.write`.
 pub struct Write;
 
-const TURN: &[(&str, ColumnType)] = &[
-    ("start", ColumnType::Float64),
-    ("end", ColumnType::Float64),
-    ("speaker", ColumnType::Text),
-];
-
 impl Kind for Write {
     const NAME: &'static str = "speakers.write";
     const VERSION: u32 = 2;
     const INPUTS: &'static [InputPort] = &[
-        InputPort::streamed("turns", "the port `turns` of a speakers.diarize").columns(TURN),
-        InputPort::streamed("exclusive", "the port `exclusive` of the same stage").columns(TURN),
+        InputPort::streamed("turns", "the port `turns` of a speakers.diarize").columns(TURN_COLUMNS),
+        InputPort::streamed("exclusive", "the port `exclusive` of the same stage").columns(TURN_COLUMNS),
         InputPort::streamed("speakers", "the port `speakers` of the same stage").columns(&[
             ("name", ColumnType::Text),
             ("seconds", ColumnType::Float64),
@@ -120,19 +114,7 @@ impl Kind for Write {
     type Settings = WriteSettings;
 
     fn shape(settings: &WriteSettings, _: &Inputs) -> Result<Shape, StageError> {
-        if settings.formats.is_empty() {
-            let message = "`formats` is empty, so that nothing would be written";
-            return Err(StageError::setting("formats", message));
-        }
-        if settings.out.as_os_str().is_empty() {
-            return Err(StageError::setting("out", "`out` names no folder"));
-        }
-        let files = Port::new("files", output_files::schema(&settings.out));
-        Ok(Shape {
-            expensive: true,
-            conservation: Conservation::NewRows,
-            ..Shape::local(vec![files])
-        })
+        output_files::shape(&settings.formats, &settings.out)
     }
 
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
@@ -152,7 +134,7 @@ impl Kind for Write {
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing_but(&settings.keep, committed, &settings.out, threads)
+        output_files::missing(&settings.keep, committed, &settings.out, threads)
     }
 }
 
@@ -202,7 +184,7 @@ impl Operator for Writer {
             });
         }
         let WriteSettings { out: folder, keep, .. } = &self.settings;
-        out.send(0, output_files::write_all_but(keep, &files, folder, &self.scratch)?);
+        out.send(0, output_files::write(keep, &files, folder, &self.scratch)?);
         Ok(Progress::Done)
     }
 }

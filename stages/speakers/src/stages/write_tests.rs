@@ -108,7 +108,12 @@ fn each_recording_gets_a_file_of_each_format() {
     let files = output.rows("files", "talks/a");
     assert_eq!(files.num_rows(), 2);
     let committed = Artifact::in_memory(files.schema(), vec![(Partition::new("talks/a"), vec![files])]).unwrap();
-    let look = || missing(&committed, &out, 1).unwrap().into_values().next();
+    let look = || {
+        missing(&BTreeSet::new(), &committed, &out, 1)
+            .unwrap()
+            .into_values()
+            .next()
+    };
     assert_eq!(look(), None);
     std::fs::write(out.join("talks/a.rttm"), "other").unwrap();
     assert!(look().unwrap().contains("another than the one"));
