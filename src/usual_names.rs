@@ -9,7 +9,7 @@ const FIGURES: &str =
     "each step's figures go to metrics.jsonl and to TensorBoard's event files, in the folder of the checkpoints";
 const STOP: &str = "`early_stopping` is a map such as {patience: 10, min_delta: 0.001} (docs/training.md)";
 const MLFLOW: &str = "`mlflow` is a map such as {folder: mlruns, experiment_name: flow} (docs/training.md)";
-const RESUMED: &str = "the next run goes on from the last checkpoint by itself";
+const RESUMED: &str = "the next run continues from the last checkpoint by itself";
 const THREADS: &str = "`flow run --workers` sets how many threads work";
 const ANY_RATE: &str = "recordings of any sample rate are taken";
 

@@ -106,7 +106,7 @@ fn missing_sources(checked: &Checked) -> Vec<Diagnostic> {
                 }
                 _ => String::new(),
             };
-            let message = format!("{} is not there{hub}", path.display());
+            let message = format!("{} does not exist{hub}", path.display());
             found.push(checked.diagnose(index, &StageError::setting(setting, message)));
         }
     }

@@ -74,7 +74,7 @@ pub fn schema(registry: &Registry) -> Value {
             "from": {"description": "The stage's inputs: `stage`, `stage.port` or `group/stage.port`, or a map of the kind's inputs to these. In a map, a list of stages is read as the first of them that is not switched off."},
             "with": {"description": "The settings of the kind.", "type": ["object", "null"]},
             "max_rejects": {"description": "How many rejects of class `fault` the stage may give: `5%` of its rows, or a count.", "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]},
-            "max_rejects_action": {"description": "What happens past the limit: the run fails, or goes on and ends with exit code 4.", "enum": ["fail", "warn"]},
+            "max_rejects_action": {"description": "What happens past the limit: the run fails, or continues and ends with exit code 4.", "enum": ["fail", "warn"]},
         },
     });
     if let (Some(stage), false) = (stage.as_object_mut(), by_kind.is_empty()) {

@@ -344,7 +344,7 @@ fn tell_left_out(input: &[String]) -> io::Result<()> {
     let more = if endings.len() > named.len() { ", ..." } else { "" };
     writeln!(
         io::stderr(),
-        "warning: {} left out, whose endings are none of recordings: {}{more}; a file that is named is read whatever its ending",
+        "warning: {} left out, without the ending of a recording: {}{more}; a file that is named is read whatever its ending",
         plural(count, "file"),
         named.join(", ")
     )

@@ -78,7 +78,7 @@ pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Fa
         (None, Some(holder)) => writeln!(out, "going on: {holder}")?,
         (None, None) => writeln!(
             out,
-            "it was cut short; what was committed stays, and `flow run` goes on from there"
+            "it was cut short; what was committed stays, and `flow run` continues from there"
         )?,
     }
     if let (Some(_), Some(holder)) = (&ended, &holder) {

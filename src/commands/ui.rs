@@ -30,7 +30,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
     for file in arguments.files.iter().chain(&arguments.transcripts) {
         if !file.exists() {
             return Err(Failure::usage(
-                format!("{} is not there", file.display()),
+                format!("{} does not exist", file.display()),
                 "name Parquet files or files of JSON lines; transcripts go behind --transcripts",
             ));
         }

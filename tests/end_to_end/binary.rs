@@ -138,7 +138,7 @@ pub fn with_failpoints(command: &Command) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_flow")).with_file_name("examples/flow_with_failpoints");
     assert!(
         program.exists(),
-        "{} is not there: build it by `cargo build --release --workspace --examples`",
+        "{} does not exist: build it by `cargo build --release --workspace --examples`",
         program.display()
     );
     let mut flow = Command::new(program);

@@ -132,7 +132,7 @@ fn a_killed_process_is_named_and_two_processes_give_the_bits_of_one() {
         assert_eq!(code, Some(1), "{told}");
         let named = format!("process {killed} (");
         assert!(
-            told.contains(&named) && told.contains(&format!("pid {pid}) ended without a word")),
+            told.contains(&named) && told.contains(&format!("pid {pid}) ended without a message")),
             "{told}"
         );
         assert!(!has_step(&place, 8));
@@ -179,7 +179,7 @@ fn two_processes_that_exchange_by_nccl_give_the_bits_of_one() {
         wait_until("a checkpoint", || has_checkpoint(&place.path("checkpoints")));
         let named = if killed {
             second.signal(libc::SIGKILL);
-            "ended without a word"
+            "ended without a message"
         } else {
             "rank 1 of training failed: it did not come to"
         };
@@ -622,7 +622,7 @@ fn manifests_of_several_processes_are_those_of_one() {
         let mut commands: Vec<Command> = manifests_by(&place, 3, 2).iter().map(with_failpoints).collect();
         commands[killed].env("FLOW_KILL_AT", point);
         let all: Vec<Started> = commands.into_iter().map(Started::new).collect();
-        let named = format!("pid {}) ended without a word", all[killed].child.id());
+        let named = format!("pid {}) ended without a message", all[killed].child.id());
         for (process, started) in all.into_iter().enumerate() {
             let (code, told) = started.end();
             if process == killed {

@@ -254,16 +254,16 @@ fn check_warns_of_what_will_go_wrong() {
     let (code, said, _) = check(&[]);
     assert!(code == Some(0) && !said.contains("warning"), "{said}");
     for (set, expected) in [
-        (&["shards=nowhere/shards"][..], "nowhere/shards is not there"),
-        (&["init=nowhere.nemo"], "nowhere.nemo is not there"),
+        (&["shards=nowhere/shards"][..], "nowhere/shards does not exist"),
+        (&["init=nowhere.nemo"], "nowhere.nemo does not exist"),
         (
             &["init=nvidia/parakeet-tdt-0.6b-v2"],
             "is written hf://nvidia/parakeet-tdt-0.6b-v2",
         ),
-        (&["tokenizer=nowhere.model"], "nowhere.model is not there"),
+        (&["tokenizer=nowhere.model"], "nowhere.model does not exist"),
         (
             &["train_manifest=nowhere.jsonl", val.as_str()],
-            "nowhere.jsonl is not there",
+            "nowhere.jsonl does not exist",
         ),
         (&[train.as_str(), val.as_str()], "what is trained on cannot validate"),
         (

@@ -111,7 +111,7 @@ fn wrong_settings_end_it_before_it_listens() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
-        stderr(&output).contains("no-such.nemo is not there"),
+        stderr(&output).contains("no-such.nemo does not exist"),
         "{}",
         stderr(&output)
     );

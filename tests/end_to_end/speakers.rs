@@ -294,7 +294,10 @@ fn files_of_others_are_left_alone_and_mistakes_are_told() {
             "`min_speakers` is 3",
         ),
         (&["diarize", "--known-speakers", "gone.json"], "gone.json"),
-        (&["diarize", "--diarization-model", "gone"], "config.yaml is not there"),
+        (
+            &["diarize", "--diarization-model", "gone"],
+            "config.yaml does not exist",
+        ),
         (&["diarize", "--set", "diarization_model=gone"], "option of its own"),
         (&["transcribe", "--diarization-model", "gone"], "--diarize"),
         (&["diarize", "--num-speakers", "0"], "num-speakers"),

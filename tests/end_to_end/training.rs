@@ -62,7 +62,7 @@ fn training_that_ended_early_hands_on_the_mean_of_its_checkpoints() {
         std::thread::sleep(Duration::from_millis(100));
     }
     flow.kill().unwrap();
-    panic!("the mean of the checkpoints is not there after two minutes");
+    panic!("the mean of the checkpoints does not exist after two minutes");
 }
 
 /// The bytes of the weights and optimizer state in the last checkpoint.

@@ -268,7 +268,7 @@ fn a_folder_of_all_sorts_is_transcribed_as_far_as_it_can_be() {
     let damaged = json("late")["metadata"]["damaged_at"].as_f64().unwrap();
     assert!(damaged >= 1.0, "{damaged}");
     assert!(told.contains("late") && told.contains("is damaged at"), "{told}");
-    let left_out = "1 file left out, whose endings are none of recordings: 1 .ac3;";
+    let left_out = "1 file left out, without the ending of a recording: 1 .ac3;";
     assert!(told.contains(left_out), "{told}");
     // The same recording, wherever a link to it lies.
     let good = place.out("talks/good.txt");

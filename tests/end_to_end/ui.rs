@@ -663,7 +663,7 @@ fn it_ends_well_at_a_signal_and_says_what_is_wrong_before_it_begins() {
     };
     assert_eq!(status.code(), Some(0));
     for (arguments, said) in [
-        (["ui", "no-such.parquet"], "no-such.parquet is not there"),
+        (["ui", "no-such.parquet"], "no-such.parquet does not exist"),
         (["ui", "--listen=0.0.0.0:0"], "for this machine alone"),
         (["ui", "--state=src"], "is not a state directory"),
         (["ui", "--corrections=x"], "--allow-edit"),

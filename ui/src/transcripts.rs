@@ -121,7 +121,7 @@ fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Resul
     let mut places = folders.chain([source.clone()]).chain(beside);
     let found = places
         .find(|path| path.is_file())
-        .ok_or_else(|| format!("{} is not there; --recordings names its folder", source.display()))?;
+        .ok_or_else(|| format!("{} does not exist; --recordings names its folder", source.display()))?;
     // Other files that a transcript may name are not served.
     RecordingReader::open(&found, None, Channels::Mix).map_err(|error| format!("{}: {error}", found.display()))?;
     Ok(found)

@@ -64,7 +64,7 @@ pub(super) fn start(shared: &Arc<GroupState>, peer: Peer, stream: TcpStream) -> 
     Ok(send)
 }
 
-const ENDED: &str = "ended without a word";
+const ENDED: &str = "ended without a message";
 
 /// Describes what an error of a connection means for the process at its other end.
 fn why(error: &io::Error) -> String {

@@ -272,13 +272,13 @@ mod tests {
         };
         let state = GroupState::new(4);
         let lost = || state.lock().lost.as_ref().map(|loss| loss.process);
-        state.closed(&peer(2), "ended without a word");
+        state.closed(&peer(2), "ended without a message");
         assert_eq!(lost(), Some(2));
-        state.closed(&peer(1), "ended without a word");
+        state.closed(&peer(1), "ended without a message");
         assert_eq!(lost(), Some(2));
-        state.closed(&peer(0), "ended without a word");
+        state.closed(&peer(0), "ended without a message");
         assert_eq!(lost(), Some(0));
-        state.closed(&peer(3), "ended without a word");
+        state.closed(&peer(3), "ended without a message");
         assert_eq!(lost(), Some(0));
     }
 }

@@ -98,7 +98,7 @@ fn whoever_is_lost_is_named_to_all_others() {
     group[2].on_loss(move |loss| tell.send(loss.clone()).unwrap());
     drop(group.remove(1));
     let named = format!(
-        "process 1 ({}, pid {}) ended without a word",
+        "process 1 ({}, pid {}) ended without a message",
         group[0].peers()[1].host,
         std::process::id()
     );

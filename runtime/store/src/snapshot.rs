@@ -351,7 +351,7 @@ impl Store {
         let path = self.snapshot_file(digest);
         let Some(bytes) = atomic::read(&path)? else {
             // It was removed because it was damaged.
-            return Err(StoreError::damaged(&path, "it is not there"));
+            return Err(StoreError::damaged(&path, "it does not exist"));
         };
         let listed: Listed = versioned_json::from_json(&path, &bytes, SNAPSHOT_VERSION)?;
         if listed.recipe != *recipe || digest_of(recipe, &listed.keys) != *digest {

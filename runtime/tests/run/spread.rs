@@ -486,7 +486,7 @@ fn a_process_that_is_killed_is_named_and_the_next_run_goes_on() {
         if let Err(error) = &outcome {
             kills += 1;
             assert_eq!(error.exit_code(), 1, "{error}");
-            let named = format!("pid {}) ended without a word", child.id());
+            let named = format!("pid {}) ended without a message", child.id());
             assert!(error.to_string().contains(&named), "{error}");
             assert!(started.elapsed() < Duration::from_secs(20));
         } else {
@@ -523,7 +523,7 @@ fn process_0_is_killed_while_it_commits_and_the_next_run_goes_on() {
                 Ok(end) => assert_eq!(end.code, 0),
                 Err(error) => {
                     kills += 1;
-                    let named = format!("pid {}) ended without a word", child.id());
+                    let named = format!("pid {}) ended without a message", child.id());
                     assert!(error.to_string().contains(&named), "{error}");
                 }
             }
@@ -626,7 +626,9 @@ fn the_loss_of_process_0_ends_the_others() {
     });
     let error = follow(&processes, &checked, &options, || None).unwrap_err();
     assert!(
-        error.to_string().contains(&format!("pid {pid}) ended without a word")),
+        error
+            .to_string()
+            .contains(&format!("pid {pid}) ended without a message")),
         "{error}"
     );
     killing.join().unwrap();

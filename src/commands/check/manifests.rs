@@ -140,7 +140,7 @@ mod tests {
     fn what_was_seen_is_told_in_lines() {
         let refused = RefusedRow {
             place: "m.jsonl, line 4".into(),
-            detail: "not there: gone.wav".into(),
+            detail: "missing: gone.wav".into(),
         };
         let sample = ManifestSample {
             partitions: 600,
@@ -169,7 +169,7 @@ mod tests {
   texts without a word: 6 (m.jsonl, line 1; m.jsonl, line 2; m.jsonl, line 3; m.jsonl, line 4; m.jsonl, line 5; ...)
   texts beside others on the same part of the same recording: 1 (m.jsonl, line 3)
   rows that would be refused: 2
-    missing_audio  m.jsonl, line 4: not there: gone.wav
+    missing_audio  m.jsonl, line 4: missing: gone.wav
     missing_audio  and 1 row more"
         );
         assert!(!has_no_row(&sample));

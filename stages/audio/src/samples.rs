@@ -113,7 +113,7 @@ pub fn open_range(
         Ok(Some(0)) => return refused("empty_file", " has 0 bytes".into()),
         Ok(Some(_)) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return refused("missing_file", " is not there".into());
+            return refused("missing_file", " does not exist".into());
         }
         Err(source) => {
             let path = path.to_owned();

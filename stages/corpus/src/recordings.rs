@@ -138,7 +138,7 @@ impl Recordings {
         }
         Ok(Err(match tried.as_slice() {
             [] => refuse("missing_audio", "the row names no recording"),
-            tried => refuse("missing_audio", format!("not there: {}", tried.join(", "))),
+            tried => refuse("missing_audio", format!("missing: {}", tried.join(", "))),
         }))
     }
 

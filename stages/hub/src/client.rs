@@ -416,7 +416,7 @@ impl HttpClient {
                 format!("it may have been revoked or cut: {login}, or remove it if {repository} is public"),
             ),
             (401, _, None) => (
-                format!("{repository} is not given without a login, or is not there"),
+                format!("{repository} is not given without a login, or does not exist"),
                 format!("check the name; if it is private, {login}"),
             ),
             (403, _, _) => (

@@ -204,7 +204,7 @@ fn shar_has_the_part_of_each_cut_in_its_tar() {
         "shar/recording.000000.tar",
     ]);
     let shar = folder.path().join("shar");
-    assert!(failure(settings(&shar)).contains("recording.000001.tar: it is not there"));
+    assert!(failure(settings(&shar)).contains("recording.000001.tar: it does not exist"));
     fs::copy(data("shar/recording.000000.tar"), shar.join("recording.000001.tar")).unwrap();
     let output = run(settings(&shar));
     assert_eq!((rows_of(&output).len(), reasons(&output)), (2, vec!["missing_audio"]));

@@ -56,7 +56,7 @@ pub fn open(
     if !settings.split.is_empty() {
         return Err(ManifestError::manifest(
             &settings.manifest,
-            "`split` belongs to layouts with splits, and this is none of them",
+            "`split` belongs to layouts with splits, and this is not one of them",
         ));
     }
     let mut format = settings.format;
@@ -178,7 +178,7 @@ fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
             missing,
             match missing.exists() {
                 true => format!("{what} is neither a file nor a folder (a named pipe or a device is not read)"),
-                false => format!("{what} is not there (paths are relative to the current directory)"),
+                false => format!("{what} does not exist (paths are relative to the current directory)"),
             },
         )),
     }

@@ -369,7 +369,7 @@ fn other_widths_of_text_and_numbers_are_cast_and_nulls_refused() {
 fn what_cannot_be_started_from_is_said_clearly() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| settings(&folder.path().join(name));
-    assert!(failure(at("none.json")).contains("is not there"));
+    assert!(failure(at("none.json")).contains("does not exist"));
     fs::write(folder.path().join("a.txt"), b"").unwrap();
     assert!(failure(at("a.txt")).contains("does not tell its format"));
     for (name, said) in [("a.tar", "`audio.webdataset` reads"), ("a.xlsx", "save it as CSV")] {
@@ -383,7 +383,7 @@ fn what_cannot_be_started_from_is_said_clearly() {
     assert!(failure(ReadSettings::default()).contains("is empty"));
     let mut tars = at("a.json");
     tars.tars = folder.path().join("t_{0..3}.tar").to_str().unwrap().into();
-    assert!(failure(tars).contains("the tar is not there"));
+    assert!(failure(tars).contains("the tar does not exist"));
 }
 
 #[test]

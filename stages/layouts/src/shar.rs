@@ -71,7 +71,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         if !tar.is_file() {
             return Err(ManifestError::manifest(
                 &tar,
-                "it is not there, but its cuts are: each shard of cuts needs one of recordings",
+                "it does not exist, but its cuts are: each shard of cuts needs one of recordings",
             ));
         }
         let cuts = LineFile::open(&cuts, scratch)?;

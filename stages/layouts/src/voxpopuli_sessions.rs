@@ -97,7 +97,7 @@ impl Table {
         let sessions = sessions(path).ok_or_else(|| {
             ManifestError::manifest(
                 path,
-                "its sessions are not there: a folder raw_audios beside it, or up to three folders above",
+                "its sessions do not exist: a folder raw_audios beside it, or up to three folders above",
             )
         })?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();

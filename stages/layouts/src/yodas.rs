@@ -63,7 +63,7 @@ pub fn unpacked(root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
     let why = match packed.is_file() {
         true => format!("{} cannot be read at places: unpack it with gunzip", packed.display()),
         false => format!(
-            "the recordings of its texts are not there: {} or {0}.tar",
+            "the recordings of its texts do not exist: {} or {0}.tar",
             audio.display()
         ),
     };

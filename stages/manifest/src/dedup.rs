@@ -173,7 +173,7 @@ impl Global for Deduplicator {
         }
         if next < gone.len() {
             return Err(StageError::failed(format!(
-                "row {} of {partition} was decided on, but is not there",
+                "row {} of {partition} was decided on, but does not exist",
                 gone.value(next)
             )));
         }

@@ -316,7 +316,7 @@ impl Global for Splitter {
         }
         if next < chosen.len() {
             return Err(StageError::failed(format!(
-                "row {} of {partition} was decided on, but is not there",
+                "row {} of {partition} was decided on, but does not exist",
                 chosen.value(next)
             )));
         }

@@ -268,7 +268,8 @@ impl SqlSettings {
         for name in &self.whole {
             match inputs.iter().position(|input| input.name == *name) {
                 Some(0) => {
-                    let message = format!("`{name}` is the first input, whose rows go on: it cannot be read whole");
+                    let message =
+                        format!("`{name}` is the first input, whose rows are streamed: it cannot be read whole");
                     return Err(StageError::setting("whole", message));
                 }
                 Some(_) => {}

@@ -95,7 +95,7 @@ impl Kind for Write {
             });
             if !others.is_empty() {
                 context.events.send(Event::note(format!(
-                    "{}: columns of `{}` that its manifest has not: {}; `extra_columns` writes those that it names",
+                    "{}: columns of `{}` that its manifest does not have: {}; `extra_columns` writes those that it names",
                     context.stage,
                     input.name,
                     others.join(", ")

@@ -115,7 +115,7 @@ fn dataset_schema(rows: &Schema, further: &[String]) -> Result<SchemaRef, StageE
         };
         let Some(dtype) = dtype_of(field.data_type()) else {
             let message = format!(
-                "`{name}` is {}, which datasets have not; cast it in SQL",
+                "`{name}` is {}, which datasets do not have; cast it in SQL",
                 field.data_type()
             );
             return Err(StageError::setting("extra_columns", message));

@@ -244,7 +244,7 @@ fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
     let failed = |message: String| StageError::failed(format!("column `{name}`: {message}"));
     let column = batch
         .column_by_name(name)
-        .ok_or_else(|| failed("it is not there".into()))?;
+        .ok_or_else(|| failed("it does not exist".into()))?;
     let as_is = matches!(column.data_type(), DataType::Boolean) || column.data_type().is_integer();
     let texts = cast(column, &DataType::Utf8)?;
     let texts = texts.as_string::<i32>();

@@ -129,7 +129,7 @@ impl EncoderConfig {
         }
         let known: Vec<String> = self.causal.contexts.iter().map(ToString::to_string).collect();
         Err(Error::Input(format!(
-            "the context {context} is none of the model's: {}",
+            "the context {context} is not one of the model's: {}",
             known.join(", ")
         )))
     }

@@ -346,7 +346,7 @@ fn file_doubt(tar: &InputFile, tar_path: &Path, members: &HashMap<String, Member
     }
     let plain = std::fs::symlink_metadata(&file.path).is_ok_and(|about| about.is_file() && about.len() == file.bytes);
     if !plain {
-        return Some(format!("{path} is not there with {} bytes", file.bytes));
+        return Some(format!("{path} does not exist with {} bytes", file.bytes));
     }
     let bytes = match read_file(&file.path) {
         Ok(bytes) => bytes,

@@ -147,10 +147,10 @@ fn a_tar_goes_when_everything_wanted_of_it_is_safe() {
 fn a_tar_stays_while_there_is_a_doubt() {
     type Spoil = fn(&Place);
     let spoil: [(Spoil, &str); 7] = [
-        (|place| fs::remove_file(place.file("a.flac")).unwrap(), "is not there"),
+        (|place| fs::remove_file(place.file("a.flac")).unwrap(), "does not exist"),
         (
             |place| fs::write(place.file("b.wav.flac"), b"short").unwrap(),
-            "is not there",
+            "does not exist",
         ),
         (
             |place| {
@@ -183,7 +183,7 @@ fn a_tar_stays_while_there_is_a_doubt() {
                 fs::remove_file(place.file("a.flac")).unwrap();
                 std::os::unix::fs::symlink(place.tar(), place.file("a.flac")).unwrap();
             },
-            "is not there",
+            "does not exist",
         ),
         (|place| fs::remove_file(place.tar()).unwrap(), "there is no tar"),
     ];

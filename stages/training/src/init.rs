@@ -83,7 +83,7 @@ pub fn check_init(settings: &ResolvedSettings) -> Result<(), TrainingError> {
 
 /// The message about a model that does not exist.
 pub fn not_there(model: &str) -> String {
-    let mut message = format!("{model} is not there");
+    let mut message = format!("{model} does not exist");
     if let Some(meant) = HubReference::meant(model) {
         message.push_str(&format!("; a model of the Hugging Face hub is written {meant}"));
     }

@@ -190,7 +190,7 @@ impl Session {
                 for damage in damaged {
                     let aside = folder.set_aside(&damage.folder)?;
                     set_aside.push(format!(
-                        "checkpoint {} is damaged ({}) and now named {}; training goes on from {}",
+                        "checkpoint {} is damaged ({}) and now named {}; training continues from {}",
                         damage.folder.display(),
                         damage.message,
                         aside.display(),

@@ -120,14 +120,14 @@ fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: 
     }
     Some(TrainingError::refused(
         format!(
-            "training in {} cannot simply go on: {}",
+            "training in {} cannot simply continue: {}",
             folder.display(),
             changes.join("; ")
         ),
         if another_run {
             "undo the change, set `train.on_change: restart` to start over beside it, or give another folder as `checkpoints`"
         } else {
-            "undo the change, set `train.on_change: continue` to go on with it, or `restart` to start over beside it"
+            "undo the change, set `train.on_change: continue` to continue with it, or `restart` to start over beside it"
         },
     ))
 }

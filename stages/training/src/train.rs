@@ -269,7 +269,7 @@ impl TrainBody {
         }
         self.thread
             .as_mut()
-            .ok_or_else(|| StageError::failed("the training thread is gone"))
+            .ok_or_else(|| StageError::failed("the training thread has ended"))
     }
 
     /// Hands over the steps that the thread has room for.

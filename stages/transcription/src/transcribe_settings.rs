@@ -453,7 +453,7 @@ impl TranscribeSettings {
         if self.beam > 1 && self.long_audio() != LongAudio::Vad {
             let error = StageError::setting(
                 "beam",
-                "beam search cannot go on from one part of a recording to the next",
+                "beam search cannot continue from one part of a recording to the next",
             );
             return Err(error.with_help("use `window: vad`, or `beam: 0`"));
         }

@@ -156,7 +156,7 @@ impl Head for CtcHead {
         self.check(settings)?;
         if self.is_beam_search(settings) {
             return Err(Error::Input(
-                "with `beam`, `lm` or `boost` a CTC head is decoded by beam search, which cannot go on from one part of a recording \
+                "with `beam`, `lm` or `boost` a CTC head is decoded by beam search, which cannot continue from one part of a recording \
                  to the next: decode windows of it (`window: vad`)"
                     .into(),
             ));
@@ -180,7 +180,9 @@ impl Head for CtcHead {
         let (batch, padded, _) = encoded.dims3()?;
         check_lengths(lengths, batch, padded)?;
         let SearchState::Ctc(last) = state else {
-            return Err(Error::Input("a state of a transducer's search is none of CTC's".into()));
+            return Err(Error::Input(
+                "a state of a transducer's search is not one of CTC's".into(),
+            ));
         };
         if last.len() != batch {
             let states = last.len();

@@ -202,7 +202,9 @@ impl Head for Transducer {
         observer: Option<TokenObserver>,
     ) -> Result<Vec<Hypothesis>> {
         let SearchState::Transducer(state) = state else {
-            return Err(Error::Input("a state of CTC's search is none of a transducer's".into()));
+            return Err(Error::Input(
+                "a state of CTC's search is not one of a transducer's".into(),
+            ));
         };
         let (networks, config) = (self.networks(parameters), of(config)?);
         let (fusion, steps) = (&settings.fusion, steps(config, settings));

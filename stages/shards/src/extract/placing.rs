@@ -226,7 +226,7 @@ impl Place<'_> {
         {
             return Ok(match self.standing(job, &below)? {
                 Some(size) => Ok(kept(size, true)),
-                None => Err((reason.clone(), format!("{why}, and {name:?} is not there"))),
+                None => Err((reason.clone(), format!("{why}, and {name:?} does not exist"))),
             });
         }
         let opened;

@@ -88,7 +88,7 @@ impl Finder<'_, '_> {
                 let config = folder.join(CONFIG);
                 if !config.is_file() {
                     let mut what = format!(
-                        "{} is not there: {model} is not a folder of a pyannote pipeline",
+                        "{} does not exist: {model} is not a folder of a pyannote pipeline",
                         config.display()
                     );
                     if let Some(meant) = HubReference::meant(model) {
@@ -202,7 +202,7 @@ fn place_of(own: &Place, text: &str) -> Result<Place> {
     match HubReference::parse(&format!("hf://{text}")) {
         Some(Ok(reference)) if reference.file.is_none() => Ok(Place::Hub(reference)),
         _ => Err(Error::Input(format!(
-            "{text} is not there, and no repository of the hub, OWNER/NAME"
+            "{text} does not exist, and no repository of the hub, OWNER/NAME"
         ))),
     }
 }

@@ -210,7 +210,7 @@ fn turns_are_pyannotes_from_the_samples_on() {
 fn what_is_not_known_is_refused_by_file_and_field() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path();
-    assert!(refused(folder).contains("config.yaml is not there"));
+    assert!(refused(folder).contains("config.yaml does not exist"));
     for name in [
         "segmentation/pytorch_model.bin",
         "embedding/pytorch_model.bin",

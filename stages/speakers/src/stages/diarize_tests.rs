@@ -230,7 +230,7 @@ fn a_pyannote_pipeline_takes_the_place_of_the_bundled_networks() {
     let refused = |change: &dyn Fn(&mut DiarizeSettings)| with(change).err().unwrap().to_string();
     assert!(refused(&|settings| settings.min_duration_on = 0.5).contains("min_duration_on"));
     assert!(refused(&|settings| settings.model = "hf://only-one-part".into()).contains("hf://only-one-part"));
-    assert!(refused(&|settings| settings.model.push('x')).contains("config.yaml is not there"));
+    assert!(refused(&|settings| settings.model.push('x')).contains("config.yaml does not exist"));
     // Voices that other networks know are none of these.
     let known = place.path().join("known.json");
     put(&known, json!({"Ann": vec![0.5; 192]}).to_string());

@@ -85,7 +85,7 @@ pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
                 let beside = path.parent().unwrap_or(Path::new("")).join(&recording);
                 if !beside.is_file() {
                     return Err(wrong(format!(
-                        "the recording of {name}, {}, is not there",
+                        "the recording of {name}, {}, does not exist",
                         beside.display()
                     )));
                 }
@@ -180,7 +180,7 @@ mod tests {
             (r#"{" ": [1]}"#, "cannot be the name"),
             (r#"{"SPEAKER_00": [1]}"#, "cannot be the name"),
             (r#"{"UNKNOWN": [1]}"#, "cannot be the name"),
-            (r#"{"Ann": "gone.wav"}"#, "gone.wav, is not there"),
+            (r#"{"Ann": "gone.wav"}"#, "gone.wav, does not exist"),
             (r#"{"Ann": [1], "Ann": [2]}"#, "there twice"),
             (r#"{"Ann Lee": [1], "Ann_Lee": [2]}"#, "there twice"),
         ] {

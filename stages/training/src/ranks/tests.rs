@@ -242,7 +242,7 @@ fn a_rank_of_another_process_that_does_not_come_or_is_lost_is_named_to_all_other
     });
     for error in errors {
         assert!(error.starts_with("rank 4 of training failed: process 2 ("), "{error}");
-        assert!(error.ends_with("ended without a word"), "{error}");
+        assert!(error.ends_with("ended without a message"), "{error}");
     }
 
     let failing = joined_processes(2);
@@ -475,7 +475,7 @@ fn what_is_awaited_of_a_process_that_is_gone_fails_at_once() {
     };
     type End<'a> = &'a dyn Fn(&Processes);
     let ends: [(End, &str); 3] = [
-        (&lost, "ended without a word"),
+        (&lost, "ended without a message"),
         (&failed, "no memory"),
         (&garbled, "process 1 sent what cannot be read: the optimizer's state: "),
     ];

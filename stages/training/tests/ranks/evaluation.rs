@@ -159,7 +159,7 @@ fn a_process_that_is_lost_in_an_evaluation_is_named() {
             match outcome {
                 Err(TrainingError::Rank { rank, message }) => {
                     assert!(rank >= 2 && message.starts_with("process 1 ("), "{rank}: {message}");
-                    assert!(message.ends_with("ended without a word"), "{message}");
+                    assert!(message.ends_with("ended without a message"), "{message}");
                 }
                 other => panic!("{other:?}"),
             }

@@ -29,7 +29,7 @@ pub(in crate::ranks) fn device_name(device: &Device) -> Result<String, TrainingE
                 std::process::id()
             ))
         }
-        _ => Err(nccl_error("the device is none that it is for")),
+        _ => Err(nccl_error("the device is not one that it is for")),
     }
 }
 

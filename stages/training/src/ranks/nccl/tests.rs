@@ -271,7 +271,7 @@ fn a_rank_that_does_not_come_is_named() {
     });
     for error in errors {
         assert!(error.starts_with("rank 4 of training failed: process 2 ("), "{error}");
-        assert!(error.ends_with("ended without a word"), "{error}");
+        assert!(error.ends_with("ended without a message"), "{error}");
     }
 }
 
