@@ -7,7 +7,7 @@ use flow_storage::is_url;
 /// For each object several requests are waited for.
 const OBJECTS: usize = 16;
 
-/// The threads that open files, of which some may be in object storage.
+/// The threads that open files, some of which may be in object storage.
 pub(crate) fn threads_for<P: AsRef<Path>>(mut files: impl Iterator<Item = P>) -> usize {
     if files.any(is_url) { OBJECTS } else { 1 }
 }

@@ -409,8 +409,9 @@ mod tests {
                 prop_assert!((score - expected[text].ln()).abs() < 1e-9, "{text:?}: {score}");
             }
             // All frames are as none that are told.
-            let all = [0..frames];
-            let everywhere = search(&log_probs, OUTPUTS, &settings(3, models()), Some(&all));
+            let all = 0..frames;
+            let all = Some(std::slice::from_ref(&all));
+            let everywhere = search(&log_probs, OUTPUTS, &settings(3, models()), all);
             prop_assert_eq!(everywhere, search(&log_probs, OUTPUTS, &settings(3, models()), None));
         }
     }
