@@ -142,6 +142,8 @@ pub enum Command {
     Memory(MemoryArguments),
     /// Remove from the state directory what the last runs did not use (garbage collection)
     Gc(GcArguments),
+    /// Format pipelines: indentation, spaces and blank lines. Values and comments stay
+    Fmt(FmtArguments),
     /// Create a project folder with a pipeline that runs without changes
     New(NewArguments),
     /// Check that this machine has what runs need; exit code 1 if a check fails
@@ -176,6 +178,16 @@ pub struct PushArguments {
     pub dry_run: bool,
     #[command(flatten)]
     pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct FmtArguments {
+    /// Files, and folders whose pipelines are formatted; `-` formats standard input to standard output
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Write nothing, and list the files that would change; exit code 1 if there are any
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Args, Debug)]
