@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::Appearance;
 use crate::error::{Error, Result};
-use crate::stages::recording_name;
 use crate::stages::write::rttm;
 use crate::turns::Turn;
 
@@ -151,8 +150,8 @@ impl Diarization {
                 turn.speaker = name;
             }
         }
-        // `recording_name` drops an ending, and the name of a recording has none.
-        rttm(&recording_name(&format!("{recording}.wav")), &turns)
+        // The name in RTTM is without an ending, and that of a recording has none.
+        rttm(&format!("{recording}.wav"), &turns)
     }
 }
 

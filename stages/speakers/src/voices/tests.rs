@@ -163,7 +163,9 @@ impl Plain {
                 self.speakers.insert(speaker.clone(), (*voice, true));
             }
             Change::Forget { voice, speakers } => {
-                speakers.iter().for_each(|key| drop(self.speakers.remove(key)));
+                speakers.iter().for_each(|key| {
+                    self.speakers.remove(key);
+                });
                 self.names.remove(voice);
             }
             Change::Undo { .. } => {}
