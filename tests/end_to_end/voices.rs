@@ -97,10 +97,14 @@ fn voices_are_the_same_in_two_recordings() {
         "diarize in --out out --format json,rttm --known-speakers known.json --progress none",
     );
     for part in ["first.rttm", "later/second.rttm"] {
-        assert_eq!(
-            turns(&folder.join("out").join(part)),
-            turns(&folder.join("named").join(part))
-        );
+        let [known, applied] = ["out", "named"].map(|of| turns(&folder.join(of).join(part)));
+        assert_eq!(known.len(), applied.len());
+        for (known, applied) in known.iter().zip(&applied) {
+            // The JSON has both ends of a turn to the millisecond, RTTM its start and its duration.
+            let is_near = |a: f64, b: f64| (a - b).abs() < 0.0015;
+            let same = known.2 == applied.2 && is_near(known.0, applied.0) && is_near(known.1, applied.1);
+            assert!(same, "{known:?}, not {applied:?}");
+        }
     }
     let named = list();
     let said = flow(folder, "speakers add out");

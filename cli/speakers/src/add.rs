@@ -10,7 +10,7 @@ use flow_inspect::table::plural;
 use flow_speakers::voices::{Change, Grouping, New, Recording, Voices, added};
 
 use crate::arguments::AddArguments;
-use crate::files::{Named, Refused, named, parsed, read};
+use crate::files::{Named, Refused, by_path, named, parsed, read};
 use crate::voice::{change, open_to_change, shown};
 
 /// What to do with a file.
@@ -24,11 +24,15 @@ pub fn add(folder: &Path, arguments: &AddArguments, out: &mut dyn Write) -> Resu
     let files = named(&arguments.paths, &mut refused)?;
     let mut store = open_to_change(folder)?;
     let before = store.voices().clone();
+    let known = by_path(&before);
     let (mut new, mut unchanged) = (Vec::<New>::new(), 0);
     let mut dimension = before.dimension();
     let mut seen: BTreeMap<String, PathBuf> = BTreeMap::new();
     for file in &files {
-        let name = recording(&before, file);
+        // The one that it has in the store already, or that of the command line.
+        let name = known
+            .get(file.real.as_str())
+            .map_or_else(|| file.recording.clone(), |name| (*name).to_owned());
         if let Some(other) = seen.insert(name.clone(), file.path.clone()) {
             let why = format!(
                 "{} has the same recording, {name}: name the folder above both",
@@ -107,13 +111,6 @@ pub fn add(folder: &Path, arguments: &AddArguments, out: &mut dyn Write) -> Resu
         escape_line(&folder.to_string_lossy())
     )?;
     refused.tell(done)
-}
-
-/// The name of a file's recording: the one that it has in the store already, or that of the command line.
-fn recording(voices: &Voices, file: &Named) -> String {
-    let mut known = voices.recordings().iter();
-    let known = known.find(|(_, recording)| recording.path == file.real);
-    known.map_or_else(|| file.recording.clone(), |(name, _)| name.clone())
 }
 
 fn found(voices: &Voices, file: &Named, recording: String, dimension: &mut Option<usize>) -> Result<Found, String> {

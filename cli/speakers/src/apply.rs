@@ -14,7 +14,7 @@ use flow_store::write_atomically;
 use serde_json::{Map, Value, json};
 
 use crate::arguments::{AppliedFormat, ApplyArguments, ExportArguments};
-use crate::files::{Named, Refused, is_below, named, parsed, read};
+use crate::files::{Named, Refused, by_path, is_below, named, parsed, read};
 use crate::voice::{open, shown};
 
 /// The label of a speaker without a voice whose own label is the name of another speaker.
@@ -26,9 +26,10 @@ pub fn apply(folder: &Path, arguments: &ApplyArguments, out: &mut dyn Write) -> 
     let mut refused = Refused::default();
     let files = named(&arguments.paths, &mut refused)?;
     let inputs: BTreeSet<&str> = files.iter().map(|file| file.real.as_str()).collect();
+    let known = by_path(voices);
     let mut done = 0;
     for file in &files {
-        match applied(voices, file, &inputs, arguments) {
+        match applied(voices, file, &known, &inputs, arguments) {
             Ok(()) => done += 1,
             Err((path, why)) => refused.add(&path, why),
         }
@@ -46,14 +47,14 @@ pub fn apply(folder: &Path, arguments: &ApplyArguments, out: &mut dyn Write) -> 
 fn applied(
     voices: &Voices,
     file: &Named,
+    known: &BTreeMap<&str, &str>,
     inputs: &BTreeSet<&str>,
     arguments: &ApplyArguments,
 ) -> Result<(), (PathBuf, String)> {
     let of_input = |why: String| (file.path.clone(), why);
     let content = read(&file.path).map_err(of_input)?;
-    let known = voices.recordings();
-    let by_path = known.iter().find(|(_, recording)| recording.path == file.real);
-    let found = by_path.or_else(|| known.get_key_value(&file.recording));
+    let name = known.get(file.real.as_str()).copied().unwrap_or(&file.recording);
+    let found = voices.recordings().get_key_value(name);
     let Some((recording, before)) = found else {
         return Err(of_input(
             "it is not in the store: add it with `flow speakers add`".to_owned(),

@@ -1,5 +1,6 @@
 //! The diarizations that a command line names.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
@@ -7,7 +8,7 @@ use flow_base::escape::escape_line;
 use flow_cli::failure::{Exit, Failure};
 use flow_cli::files::files_below;
 use flow_kind::{Digest, read_regular_file};
-use flow_speakers::voices::Diarization;
+use flow_speakers::voices::{Diarization, Voices};
 
 const HELP: &str = "make them with `flow diarize RECORDINGS --format json --out FOLDER`";
 
@@ -80,9 +81,17 @@ pub fn named(paths: &[PathBuf], refused: &mut Refused) -> Result<Vec<Named>, Fai
         }
     }
     found.sort_by(|a, b| (&a.recording, &a.real).cmp(&(&b.recording, &b.real)));
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     found.retain(|named| seen.insert(named.real.clone()));
     Ok(found)
+}
+
+/// The recordings of a store, by the files that they were read from.
+pub fn by_path(voices: &Voices) -> BTreeMap<&str, &str> {
+    let recordings = voices.recordings().iter();
+    recordings
+        .map(|(name, recording)| (recording.path.as_str(), name.as_str()))
+        .collect()
 }
 
 /// Whether a relative path stays below its folder.

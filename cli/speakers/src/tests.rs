@@ -1,5 +1,5 @@
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Parser;
 use flow_cli::failure::{Exit, Failure};
@@ -357,5 +357,4 @@ fn review_prints_commands_that_work() {
     assert!(!place.done(&["review"]).contains("move"));
     place.done(&["merge", "V1", "V2"]);
     assert_eq!(place.done(&["review"]), "nothing to review\n");
-    assert_eq!(Path::new(&store).read_dir().unwrap().count(), 2);
 }

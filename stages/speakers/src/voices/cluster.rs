@@ -261,7 +261,7 @@ mod tests {
         assert!(clusters(&[], 0.7).is_empty());
     }
 
-    /// Prints how long a large store takes: `cargo test --release -p flow-speakers --lib -- --ignored --nocapture ten_thousand`.
+    /// Prints how long a large store takes: `cargo quick -p flow-speakers --lib ten_thousand -- --ignored --nocapture`.
     #[test]
     #[ignore = "prints a time"]
     #[expect(clippy::print_stdout, reason = "for people")]

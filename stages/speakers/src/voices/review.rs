@@ -1,11 +1,11 @@
-//! What a person should look at: voices that are nearly the same, and speakers who lie between two voices.
+//! What a person should look at: voices that are nearly the same, and speakers who may belong to another voice.
 
 use rayon::prelude::*;
 
 use super::changes::{Voice, Voices};
 use super::{SpeakerKey, VoiceId, cosine};
 
-/// A speaker lies between two voices if the other one is at most this much less similar than its own.
+/// A speaker may belong to another voice if that one is at most this much less similar than its own.
 const MARGIN: f32 = 0.1;
 
 /// Two voices that may be one. A name is that of the first, if one has a name.
