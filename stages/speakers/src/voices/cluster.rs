@@ -260,45 +260,4 @@ mod tests {
     fn nothing_is_clustered_to_nothing() {
         assert!(clusters(&[], 0.7).is_empty());
     }
-
-    /// Prints how long a large store takes: `cargo quick -p flow-speakers --lib ten_thousand -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "prints a time"]
-    #[expect(clippy::print_stdout, reason = "for people")]
-    fn ten_thousand_speakers_are_clustered() {
-        // Voices whose recordings have cosines of about 0.8 with each other.
-        let mut state = 1u64;
-        let mut noise = || {
-            let sum: f64 = (0..4)
-                .map(|_| {
-                    state = state
-                        .wrapping_mul(6_364_136_223_846_793_005)
-                        .wrapping_add(1_442_695_040_888_963_407);
-                    (state >> 40) as f64 / (1u64 << 24) as f64 - 0.5
-                })
-                .sum();
-            sum * 3f64.sqrt()
-        };
-        for (count, voices) in [(2_000, 200), (10_000, 1_000), (10_000, 20)] {
-            let centres: Vec<Vec<f64>> = (0..voices).map(|_| (0..192).map(|_| noise()).collect()).collect();
-            let items: Vec<Item> = (0..count)
-                .map(|number| {
-                    let centre = &centres[number % voices];
-                    let vector: Vec<f64> = centre.iter().map(|value| value + 0.5 * noise()).collect();
-                    Item {
-                        recording: (number / voices.min(4)) as u32,
-                        weight: 1.0,
-                        vector: unit(vector.iter().copied()),
-                    }
-                })
-                .collect();
-            let start = std::time::Instant::now();
-            let found = clusters(&items, 0.7);
-            let number = found.iter().max().unwrap() + 1;
-            println!(
-                "{count} speakers, {voices} voices: {number} clusters, {:?}",
-                start.elapsed()
-            );
-        }
-    }
 }
