@@ -97,7 +97,12 @@ impl Diarization {
                 return Err(wrong("has no number of seconds from 0"));
             }
             // A mean of larger ones would not be finite.
-            if found.embedding.is_empty() || found.embedding.iter().any(|value| !(value.abs() < 1e15)) {
+            if found.embedding.is_empty()
+                || found
+                    .embedding
+                    .iter()
+                    .any(|value| !value.is_finite() || value.abs() > 1e15)
+            {
                 return Err(wrong("has an embedding that is not a list of finite numbers"));
             }
             if found.embedding.len() != dimension {
