@@ -90,6 +90,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Evaluate(EvaluateCommand::Compare(arguments)) => {
             arguments.json || arguments.format == CompareFormat::Json
         }
+        Command::Speakers(arguments) => arguments.is_json(),
         // Transcripts, too: as in their files.
         Command::Transcribe(_) | Command::Diarize(_) | Command::Align(_) => true,
         #[cfg(feature = "service")]
@@ -114,6 +115,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Compare(arguments) => commands::compare::compare(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
+        Command::Speakers(arguments) => flow_cli_speakers::voices(&arguments, out),
         Command::Align(arguments) => commands::align::align(&arguments, out),
         #[cfg(feature = "service")]
         Command::Serve(arguments) => commands::serve::serve(&arguments, out),

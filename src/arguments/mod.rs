@@ -23,6 +23,7 @@ pub use flow_cli::arguments::{Decoder, PipelineArguments, StateArguments, Window
 use flow_cli_doctor::DoctorArguments;
 pub use flow_cli_evaluate::{CompareFormat, EvaluateCommand};
 use flow_cli_memory::MemoryArguments;
+use flow_cli_speakers::VoicesArguments;
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};
 pub use look::{CompareArguments, LineageArguments, LogArguments, LookArguments, RejectsArguments};
@@ -115,6 +116,9 @@ pub enum Command {
     /// Diarize recordings: who speaks when; unchanged recordings are skipped
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
+    /// Keep voices over recordings: who is whom in a folder of diarizations, with names, review and undo
+    #[command(after_help = SPEAKERS_EXIT_CODES)]
+    Speakers(VoicesArguments),
     /// Align a recording with its text: times of words and segments, what was not said, and speech that is not in the text
     Align(AlignArguments),
     #[cfg(feature = "service")]
@@ -156,6 +160,8 @@ pub enum Command {
 
 const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; 5 less of the speech has words than --require-coverage; others as for `flow`.";
 const DIARIZE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as for `flow`.";
+
+const SPEAKERS_EXIT_CODES: &str = "Exit codes: 0 done; `add`, `apply`: 4 some files could not be used, 1 none could: each is named with the reason; others as for `flow`.";
 
 #[derive(Args, Debug)]
 pub struct PushArguments {
