@@ -11,6 +11,8 @@ mod dataset_recordings;
 mod dataset_refused;
 mod dataset_rows;
 #[cfg(test)]
+mod dataset_test_data;
+#[cfg(test)]
 mod decision_tests;
 pub mod dedup;
 pub mod disjoint;
