@@ -34,7 +34,12 @@ impl Place {
     /// Each file holds its name and the version.
     fn export(&self, version: u64, names: &[&str]) -> Result<(), StoreError> {
         let set = self.begin()?;
-        set.finish(key(version), &self.files(version, names), &Noted::default(), &BTreeMap::new())
+        set.finish(
+            key(version),
+            &self.files(version, names),
+            &Noted::default(),
+            &BTreeMap::new(),
+        )
     }
 
     fn files(&self, version: u64, names: &[&str]) -> BTreeMap<String, PathBuf> {
@@ -258,8 +263,13 @@ fn rows_of_the_set_that_stands_are_known() {
     let names = ["a.parquet".to_string(), "b.parquet".to_string()];
     let set = place.begin().unwrap();
     assert_eq!(set.rows_before(&names), 0);
-    set.finish(key(1), &BTreeMap::from([(names[0].clone(), path)]), &Noted::default(), &BTreeMap::new())
-        .unwrap();
+    set.finish(
+        key(1),
+        &BTreeMap::from([(names[0].clone(), path)]),
+        &Noted::default(),
+        &BTreeMap::new(),
+    )
+    .unwrap();
     assert_eq!(place.begin().unwrap().rows_before(&names), 150);
 }
 

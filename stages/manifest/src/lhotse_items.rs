@@ -156,14 +156,18 @@ impl<'b> SupervisionRows<'b> {
         let mut custom = match given.map(extra::members).transpose() {
             Ok(members) => members.unwrap_or_default(),
             Err(error) => {
-                let message = format!("{partition}: `{EXTRA}` of {} is not a JSON object: {error}", self.id(row));
+                let message = format!(
+                    "{partition}: `{EXTRA}` of {} is not a JSON object: {error}",
+                    self.id(row)
+                );
                 return Err(StageError::failed(message));
             }
         };
         let further = self.further.iter().filter(|(_, values)| values.is_valid(row));
         custom.extend(further.map(|(name, values)| ((*name).clone(), values.value(row))));
         let (speaker, gender) = (take_text(&mut custom, "speaker"), take_text(&mut custom, "gender"));
-        let mut members: BTreeMap<String, String> = custom.into_iter().map(|(key, value)| (key, harmless(value))).collect();
+        let mut members: BTreeMap<String, String> =
+            custom.into_iter().map(|(key, value)| (key, harmless(value))).collect();
         let mut keep = |name: &str, value: &str| {
             if !value.is_empty() {
                 members.insert(name.to_owned(), Value::from(value).to_string());
@@ -175,7 +179,10 @@ impl<'b> SupervisionRows<'b> {
         if id != self.id(row) {
             keep("segment_id", self.id(row));
         }
-        let members: BTreeMap<String, &str> = members.iter().map(|(key, value)| (key.clone(), value.as_str())).collect();
+        let members: BTreeMap<String, &str> = members
+            .iter()
+            .map(|(key, value)| (key.clone(), value.as_str()))
+            .collect();
         let custom = (!members.is_empty()).then(|| RawValue::from_string(extra::object(&members)));
         Ok(SupervisionItem {
             id,

@@ -140,7 +140,9 @@ fn check_format(settings: &WriteSettings, inputs: &Inputs) -> Result<(), StageEr
         Format::Shar => "shar",
         Format::Parquet | Format::Huggingface => return Ok(()),
     };
-    inputs.iter().try_for_each(|input| check_places(input, needs_recordings))
+    inputs
+        .iter()
+        .try_for_each(|input| check_places(input, needs_recordings))
 }
 
 /// Refuses columns that cannot be written beside those of a manifest, or that rows lack.

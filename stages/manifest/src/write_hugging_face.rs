@@ -317,7 +317,9 @@ impl SplitWriter<'_> {
         if i32::try_from(together).is_err() {
             let why = format!("it and the next rows have {together} bytes, more than fit into a column (2 GiB)");
             let id = columns::text(&batch, "segment_id")?.value(0).to_owned();
-            return Err(StageError::failed(format!("{partition}: the recording of {id:?}: {why}")));
+            return Err(StageError::failed(format!(
+                "{partition}: the recording of {id:?}: {why}"
+            )));
         }
         let ids = columns::text(&batch, "segment_id")?;
         let bytes: BinaryArray = audio.iter().map(Audio::bytes).collect();

@@ -117,16 +117,12 @@ struct Recordings {
 
 impl Recordings {
     fn item<'a>(&'a mut self, place: &'a Place) -> Result<RecordingItem<'a>, StageError> {
-        let item = |id| {
-            let source = (place.kind, place.source.as_str());
-            RecordingItem::of(id, source, place.extent.sample_rate, place.extent.frames)
-        };
         match self.given.entry(Digest::of(place.source.as_bytes())) {
-            Entry::Occupied(given) => Ok(item(given.into_mut())),
+            Entry::Occupied(given) => Ok(place.recording(given.into_mut())),
             Entry::Vacant(new) => {
                 let id = self.names.give(&file_stem(Path::new(&place.source)));
-                self.lines.push(&item(&id))?;
-                Ok(item(new.insert(id)))
+                self.lines.push(&place.recording(&id))?;
+                Ok(place.recording(new.insert(id)))
             }
         }
     }
@@ -142,6 +138,14 @@ struct Place {
     /// In seconds; those of a row that is the whole recording are the recording's.
     start: f64,
     duration: f64,
+}
+
+impl Place {
+    /// The recording, called `id`.
+    fn recording<'a>(&'a self, id: &'a str) -> RecordingItem<'a> {
+        let source = (self.kind, self.source.as_str());
+        RecordingItem::of(id, source, self.extent.sample_rate, self.extent.frames)
+    }
 }
 
 /// Lengths of recordings, by their paths.

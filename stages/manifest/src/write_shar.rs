@@ -201,11 +201,15 @@ impl Shard {
     }
 
     fn close(self) -> Result<(), StageError> {
-        let Shard { cuts, mut tar, path, .. } = self;
+        let Shard {
+            cuts, mut tar, path, ..
+        } = self;
         cuts.close()?;
         tar.write_all(&tar_write::END)
             .map_err(|error| failed_to_write(&path, &error))?;
-        let file = tar.into_inner().map_err(|error| failed_to_write(&path, error.error()))?;
+        let file = tar
+            .into_inner()
+            .map_err(|error| failed_to_write(&path, error.error()))?;
         file.close();
         Ok(())
     }
