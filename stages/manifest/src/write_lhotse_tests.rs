@@ -371,7 +371,7 @@ recordings = RecordingSet.from_file(lhotse + '/recordings_train.jsonl.gz')
 supervisions = SupervisionSet.from_file(lhotse + '/supervisions_train.jsonl.gz')
 validate_recordings_and_supervisions(recordings, supervisions, read_data=True)
 cuts = CutSet.from_file(lhotse + '/cuts_train.jsonl.gz')
-both = CutSet.from_manifests(recordings=recordings, supervisions=supervisions).trim_to_supervisions()
+both = CutSet.from_manifests(recordings=recordings, supervisions=supervisions).trim_to_supervisions(keep_overlapping=False)
 sets = [cuts, both, CutSet.from_shar(in_dir=shar + '/train')]
 def row(cut):
     validate(cut, read_data=True)
