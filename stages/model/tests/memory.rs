@@ -179,8 +179,12 @@ fn the_memory_of_a_stream_is_bounded() {
                 let cache = hear(rows);
                 let held = count.held() as f64;
                 drop((count, cache));
-                let share = held / of_stream as f64;
-                assert!((0.5..1.02).contains(&share), "{context}, {rows}: {held} of {of_stream}");
+                // Tensors have shapes and places beside their values.
+                let predicted = of_stream as f64;
+                assert!(
+                    0.5 * predicted < held && held < predicted + 4e3,
+                    "{context}, {rows}: {held} of {predicted}"
+                );
             }
         }
     });

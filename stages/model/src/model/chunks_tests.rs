@@ -8,7 +8,8 @@ use flow_kernels::testing::max_difference;
 use serde_json::Value;
 
 use super::*;
-use crate::config::ModelConfig;
+use crate::checkpoint::OpenModel;
+use crate::config::{AttentionContext, ModelConfig};
 use crate::decoding::DecodingSettings;
 use crate::heads::HeadKind;
 use crate::testing::golden;
@@ -160,10 +161,12 @@ fn settings_are_read_and_written_back() {
 
 /// The model with other contexts, the first of which is that of whole recordings.
 fn model_in(contexts: &[(Option<usize>, Option<usize>)]) -> TdtModel {
-    let mut model = model();
+    let opened = OpenModel::open(&golden::file_of(SET, "model.nemo")).unwrap();
+    let mut config = ModelConfig::from_nemo_yaml(&opened.config_yaml).unwrap();
     let contexts = contexts.iter().map(|&(left, right)| ChunkContext { left, right });
-    model.config.encoder.causal.contexts = contexts.collect();
-    model
+    config.encoder.causal.contexts = contexts.collect();
+    config.encoder.attention_context = AttentionContext::Chunks(config.encoder.causal.contexts[0]);
+    TdtModel::from_open(opened, config, DType::F32, &Device::Cpu).unwrap()
 }
 
 #[test]
