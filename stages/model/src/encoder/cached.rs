@@ -78,7 +78,8 @@ impl EncoderCache {
 /// Where a recording is not encoded chunk by chunk in it.
 pub fn stream_bytes(config: &EncoderConfig, context: ChunkContext) -> Result<(u64, u64)> {
     let (chunk, most) = (config.check_streamed(context)?, context.rows_kept());
-    let rows = 2 * AttentionCache::room(most, chunk) + config.conv_kernel_size - 1;
+    // The convolution's rows are the end of a tensor with those of the last chunk.
+    let rows = 2 * AttentionCache::room(most, chunk) + config.conv_kernel_size - 1 + chunk;
     let of_rows = |rows: usize| (rows * config.n_layers * config.d_model * 4) as u64;
     let features = (FEATURES_BEFORE * config.feat_in * 4) as u64;
     Ok((of_rows(rows) + features, of_rows(most + 2 * chunk - 1)))
