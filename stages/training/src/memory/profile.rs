@@ -130,7 +130,7 @@ fn profile_whole(
     }))
 }
 
-/// The model with the context of its list that needs most for clips of so many seconds: training may draw any of them.
+/// The model with the context of its list that needs most for clips of this length: training may draw any of them.
 fn in_widest_context(config: &ModelConfig, seconds: f64) -> ModelConfig {
     let mut config = config.clone();
     let samples = (seconds * SAMPLE_RATE) as usize;

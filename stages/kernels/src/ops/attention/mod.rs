@@ -207,7 +207,7 @@ pub struct Scores<'a> {
     /// The frames of the queries, and of the keys, which include all keys that one of these queries sees.
     pub queries: Range<usize>,
     pub keys: Range<usize>,
-    /// The first positional score of a query belongs to the key so many frames before it.
+    /// The first positional score of a query belongs to the key that is this many frames before it.
     pub reach: usize,
 }
 
