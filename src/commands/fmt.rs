@@ -32,9 +32,7 @@ pub fn fmt(arguments: &FmtArguments, input: &mut dyn Read, out: &mut dyn Write) 
         }
         for path in pipelines(path)? {
             let failed = |why: String| Failure::unreadable(format!("{}: {why}", path.display()));
-            let text = File::open(&path)
-                .map_err(|error| error.to_string())
-                .and_then(|file| read(file));
+            let text = File::open(&path).map_err(|error| error.to_string()).and_then(read);
             let text = text.map_err(failed)?;
             let done = formatted(&text).map_err(failed)?;
             if done == text {
@@ -92,9 +90,7 @@ fn pipelines(path: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 /// Whether a file has the key that every pipeline has. One that cannot be read counts, so that the error is seen.
 fn is_pipeline(path: &Path) -> bool {
-    let text = File::open(path)
-        .map_err(|error| error.to_string())
-        .and_then(|file| read(file));
+    let text = File::open(path).map_err(|error| error.to_string()).and_then(read);
     text.map_or(true, |text| text.lines().any(|line| line.starts_with("flow:")))
 }
 

@@ -203,7 +203,11 @@ fn attempt(store: &VoiceStore, kind: u8, a: usize, b: usize, embeddings: &[[f32;
         5 => {
             let speakers: Vec<&SpeakerKey> = voices.members().keys().collect();
             let speaker = (*speakers.get(a % speakers.len().max(1))?).clone();
-            let voice = if b % 3 == 0 { store.next_voice() } else { id(b)? };
+            let voice = if b.is_multiple_of(3) {
+                store.next_voice()
+            } else {
+                id(b)?
+            };
             let from = voices.members()[&speaker].voice;
             let settled = keys(voices, from)
                 .into_iter()
