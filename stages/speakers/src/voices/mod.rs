@@ -5,7 +5,7 @@
 //! - [`Change`] is a step of the history, [`Voices`] the state after some of them. A change holds its result, not the settings
 //!   that led to it, so a history is read the same by later versions.
 //! - [`VoiceStore`] keeps the history in a folder.
-//! - [`added`] plans what new recordings change, [`review`] what a person should look at.
+//! - `added` plans what new recordings change, `review` what a person should look at.
 
 mod added;
 mod changes;
