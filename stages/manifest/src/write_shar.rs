@@ -136,9 +136,12 @@ fn read(rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Recording, Unusable>> 
 }
 
 fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
+    let undecoded = |fault: flac::Fault| AudioError::Decode(fault.to_string());
+    let samples = recording::decode(&bytes, frame_limit(MOST_RATE, max_seconds)).map_err(undecoded)?;
+    // One that is copied is whole.
     if let Some(info) = flac::stated_info(&bytes)
         && info.channels == 1
-        && info.total_frames > 0
+        && info.total_frames == samples.interleaved.len() as u64
     {
         return Ok(Recording {
             flac: bytes,
@@ -146,8 +149,6 @@ fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
             frames: info.total_frames,
         });
     }
-    let undecoded = |fault: flac::Fault| AudioError::Decode(fault.to_string());
-    let samples = recording::decode(&bytes, frame_limit(MOST_RATE, max_seconds)).map_err(undecoded)?;
     if samples.info.channels == 1
         && let Some(flac) = encode(&samples)
     {
