@@ -37,6 +37,9 @@ pub(crate) fn write_lhotse(
     set: &mut ExportSet,
     writing: &Writing<'_>,
 ) -> Result<(), StageError> {
+    let names = ["recordings", "supervisions", "cuts"];
+    let of_split = |(split, _): &(&str, &Artifact)| names.map(|name| format!("{name}_{split}.jsonl.gz"));
+    set.refuse_others(splits.iter().flat_map(of_split))?;
     let mut refused = Refused::of(writing.stage);
     for (split, artifact) in splits {
         write_split(settings, split, artifact, set, &mut refused, writing)?;

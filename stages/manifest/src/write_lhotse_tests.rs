@@ -174,6 +174,27 @@ fn recordings_of_shar_have_one_channel() {
     assert_eq!(rows_of(&read(&out.join("cuts_train.jsonl.gz"), "")).len(), 1);
 }
 
+/// A corpus may be the input: what is there is not replaced, nor by a second attempt, and nothing is added to it.
+#[test]
+fn files_of_others_are_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = read(&layout("lhotse"), "");
+    for (format, name) in [("lhotse", "cuts_train.jsonl.gz"), ("shar", "train/notes.000000.txt")] {
+        let out = folder.path().join(format);
+        fs::create_dir_all(out.join(name).parent().unwrap()).unwrap();
+        fs::write(out.join(name), "mine").unwrap();
+        for _ in 0..2 {
+            let error = write_as(format, &[("train", &rows)], &out, "").unwrap_err();
+            let shown = format!("{error:?}");
+            assert!(shown.contains(name.split('/').next().unwrap()), "{shown}");
+            assert_eq!(files(&out), BTreeMap::from([(name.to_owned(), b"mine".to_vec())]));
+        }
+        fs::remove_file(out.join(name)).unwrap();
+        write_as(format, &[("train", &rows)], &out, "").unwrap();
+        write_as(format, &[("train", &rows)], &out, "").unwrap();
+    }
+}
+
 /// A row of a recording whose header does not say how long it is has its own seconds; damaged FLAC is not copied.
 #[test]
 fn recordings_of_shar_are_as_long_as_their_rows_and_whole() {

@@ -32,6 +32,7 @@ pub(crate) fn write_shar(
     set: &mut ExportSet,
     writing: &Writing<'_>,
 ) -> Result<(), StageError> {
+    set.refuse_others(splits.iter().map(|(split, _)| split.to_string()))?;
     let mut refused = Refused::of(writing.stage);
     for (split, artifact) in splits {
         write_split(settings, split, artifact, set, &mut refused, writing)?;
