@@ -87,10 +87,14 @@ impl<'s> Refused<'s> {
             reasons.join(", ")
         );
         if refused as f64 > rows as f64 * settings.max_unreadable {
-            return Err(StageError::refused(
-                told,
-                "look whether all recordings are there (a disk that is not mounted?); `max_unreadable` is the share that may be missing",
-            ));
+            let help = match reasons.iter().any(|reason| reason.contains("several_channels")) {
+                true => "`format: shar` mixes their channels; `max_unreadable` is the share that may be left out",
+                false => {
+                    "look whether all recordings are there (a disk that is not mounted?); `max_unreadable` is the share that may be \
+                     missing"
+                }
+            };
+            return Err(StageError::refused(told, help));
         }
         if refused == rows && !settings.allow_empty {
             set.guard_empty(told.clone());
