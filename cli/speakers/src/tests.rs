@@ -288,6 +288,16 @@ fn files_of_others_are_not_replaced() {
             .contains("--overwrite replaces it")
     );
     place.done(&["export", "./known.json", "--overwrite"]);
+    let log = place.read("voices/changes.jsonl");
+    for name in [
+        "./voices/changes.jsonl",
+        "./voices/lock",
+        "./in/../voices/changes.jsonl",
+    ] {
+        let refused = place.refused(&["export", name, "--overwrite"]);
+        assert!(refused.contains("a file of the store"), "{refused}");
+    }
+    assert_eq!(place.read("voices/changes.jsonl"), log);
 }
 
 #[test]
@@ -306,6 +316,8 @@ fn mistakes_are_told_by_name() {
     for (command, said) in [
         (&["show", "V9"][..], "there is no voice `V9`"),
         (&["name", "V1", "SPEAKER_07"], "a name that unknown speakers have"),
+        (&["name", "V1", "new"], "stands for a new voice"),
+        (&["name", "V1", "a\nb"], "`a\\nb` cannot"),
         (&["name", "V1", "v12"], "like the number of a voice"),
         (&["name", "V1", "\u{1b}[2J"], "control characters"),
         (
