@@ -301,6 +301,30 @@ fn files_of_others_are_not_replaced() {
 }
 
 #[test]
+fn labels_of_a_recording_stay_distinct() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let silent = [0.0; 3];
+    let speakers = [
+        ("x", 9.0, [1.0, 0.0, 0.0]),
+        ("y", 8.0, [0.0, 1.0, 0.0]),
+        ("V1", 0.1, silent),
+        ("V2", 0.1, silent),
+        ("UNKNOWN", 0.1, silent),
+    ];
+    place.write("in/a.json", &speakers);
+    place.done(&["add", "./in"]);
+    place.done(&["apply", "./in", "--out", "./named", "--format", "json"]);
+    let json: Value = serde_json::from_str(&place.read("named/a.json")).unwrap();
+    let labels: Vec<&str> = json["speakers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|found| found["speaker"].as_str().unwrap())
+        .collect();
+    assert_eq!(labels, ["V1", "V2", "UNKNOWN_2", "UNKNOWN_3", "UNKNOWN"]);
+}
+
+#[test]
 fn mistakes_are_told_by_name() {
     let place = Place::new();
     for command in [
