@@ -340,7 +340,7 @@ fn mistakes_are_told_by_name() {
     for (command, said) in [
         (&["show", "V9"][..], "there is no voice `V9`"),
         (&["name", "V1", "SPEAKER_07"], "a name that unknown speakers have"),
-        (&["name", "V1", "new"], "stands for a new voice"),
+        (&["name", "V1", "new"], "reserved for a new voice"),
         (&["name", "V1", "a\nb"], "`a\\nb` cannot"),
         (&["name", "V1", "v12"], "like the number of a voice"),
         (&["name", "V1", "\u{1b}[2J"], "control characters"),
