@@ -305,8 +305,8 @@ fn labels_of_a_recording_stay_distinct() {
     let place = Place(tempfile::tempdir().unwrap());
     let silent = [0.0; 3];
     let speakers = [
-        ("x", 9.0, [1.0, 0.0, 0.0]),
-        ("y", 8.0, [0.0, 1.0, 0.0]),
+        ("SPEAKER_00", 9.0, [1.0, 0.0, 0.0]),
+        ("SPEAKER_01", 8.0, [0.0, 1.0, 0.0]),
         ("V1", 0.1, silent),
         ("V2", 0.1, silent),
         ("UNKNOWN", 0.1, silent),
