@@ -7,7 +7,6 @@ use flow_audio::decode::{SAMPLE_RATE, decode, frame_limit, read_file};
 use flow_audio::flac_encode::{MOST_RATE, encode, encode_signal};
 use flow_audio::{AudioError, flac, recording, tar_write};
 use flow_corpus::extra::EXTRA;
-use flow_kind::event::Event;
 use flow_kind::{Artifact, ExportFile, ExportSet, StageError};
 
 use crate::dataset_recordings::{Audio, RowPlace, audio_of_rows};
@@ -37,12 +36,7 @@ pub(crate) fn write_shar(
     for (split, artifact) in splits {
         write_split(settings, split, artifact, set, &mut refused, writing)?;
     }
-    let rows = splits.iter().map(|(_, artifact)| artifact.rows()).sum();
-    if let Some(told) = refused.finish(rows, settings, set)? {
-        let event = Event::warning(Some(writing.stage.to_owned()), told);
-        writing.events.send(event);
-    }
-    Ok(())
+    refused.finish(splits, settings, set, writing)
 }
 
 fn write_split(
