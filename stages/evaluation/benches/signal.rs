@@ -4,6 +4,9 @@
 //! RAYON_NUM_THREADS=1 cargo bench --locked --workspace --bench signal
 //! ```
 //!
+//! Then the same with the usual augmentation (noise for half of the recordings, a room for three in ten, gain for half), as a share
+//! of loading without it.
+//!
 //! The peer, in the same run where `FLOW_BENCH_PYTHON` (or `python3`) names a Python that has `soundfile` and NeMo:
 //! `benches/peers/signal_nemo.py`, on one thread as well. Both get the recordings that are 16 kHz mono.
 
@@ -15,10 +18,14 @@ use std::time::Instant;
 
 use candle_core::{DType, Device};
 use flow_audio::decode::{decode, read_file};
-use flow_audio::{flac, tar};
+use flow_audio::flac::{Samples, StreamInfo};
+use flow_audio::{flac, flac_encode, tar};
 use flow_model::{ModelConfig, ParameterBuilder};
 use flow_nn::features::LogMel;
+use flow_random::SplitMix64;
+use flow_sampling::augment::Augmenter;
 use flow_shards::shards::{list, recordings};
+use serde_json::json;
 
 /// Times are the best of so many.
 const ROUNDS: usize = 3;
@@ -61,6 +68,26 @@ fn measure() {
         "FLAC to log-mel, 128 bands: {:.0} times; with no MD5 to verify {:.0} times",
         seconds / both,
         seconds / unverified
+    );
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let augmenter = usual_augmentation(folder.path());
+    let mut epoch = 0;
+    let augmented = best(|| {
+        // Each epoch draws other steps, so that a round has several.
+        for _ in 0..4 {
+            epoch += 1;
+            for (number, bytes) in bytes.iter().enumerate() {
+                let signal = decode(bytes, 100.0).expect("a good recording");
+                let signal = augmenter.apply(signal, 42, epoch, &number.to_string());
+                std::hint::black_box(front_end.compute(&[&signal], None).expect("features"));
+            }
+        }
+    }) / 4.0;
+    println!(
+        "the same with `mix` 0.5, `reverb_rir` 0.3 and `gain` 0.5: {:.0} times; {:.1} % more time, {:.1} % of decoding",
+        seconds / augmented,
+        100.0 * (augmented / both - 1.0),
+        100.0 * (augmented - both) / decoded
     );
     let Some([peer_decoded, peer_both]) = peer(&bytes) else {
         println!("no Python with soundfile and NeMo: nothing to compare with");
@@ -124,6 +151,37 @@ fn speech() -> Vec<Vec<u8>> {
         }
     }
     found
+}
+
+/// Noise is 40 files of 30 s, rooms are 40 responses of 0.5 s: exponentially decaying noise.
+fn usual_augmentation(folder: &Path) -> Augmenter {
+    let mut random = SplitMix64::new(1);
+    for (name, seconds, decay) in [("noise", 30.0, 0.0), ("rooms", 0.5, 10.0)] {
+        std::fs::create_dir(folder.join(name)).expect("a folder");
+        for number in 0..40 {
+            let total_frames = (seconds * 16_000.0) as u64;
+            let sample = |at: u64| (random.unit() - 0.5) * 0.25 * (-decay * at as f64 / 16_000.0).exp();
+            let interleaved = (0..total_frames)
+                .map(sample)
+                .map(|x| ((x * 32767.0) as i32) << 16)
+                .collect();
+            let info = StreamInfo {
+                sample_rate: 16_000,
+                channels: 1,
+                bits: 16,
+                total_frames,
+                md5: [0; 16],
+            };
+            let bytes = flac_encode::encode(&Samples { info, interleaved }).expect("a FLAC file");
+            std::fs::write(folder.join(name).join(format!("{number}.flac")), bytes).expect("room for a recording");
+        }
+    }
+    let steps = json!([
+        {"mix": {"path": folder.join("noise"), "prob": 0.5}},
+        {"reverb_rir": {"path": folder.join("rooms"), "prob": 0.3}},
+        {"gain": {"prob": 0.5}},
+    ]);
+    Augmenter::open(&serde_json::from_value::<Vec<_>>(steps).expect("steps")).expect("recordings")
 }
 
 fn length_of(bytes: &[u8]) -> f64 {

@@ -21,6 +21,8 @@ const CACHED_SAMPLES: usize = 64 << 20;
 pub struct Sounds {
     sounds: Vec<Sound>,
     cache: Mutex<Cache>,
+    /// Whether all of them stay decoded at once.
+    fit_in_cache: OnceLock<bool>,
 }
 
 struct Sound {
@@ -58,6 +60,14 @@ impl Sound {
             size,
             stated: OnceLock::new(),
         })
+    }
+
+    /// Its length, where the manifest or the header of the file states it.
+    fn seconds(&self) -> Option<f64> {
+        match self.part {
+            Some((_, seconds)) => Some(seconds),
+            None => *self.stated.get_or_init(|| stated_seconds(&self.path, None)),
+        }
     }
 }
 
@@ -98,6 +108,7 @@ impl Sounds {
         Ok(Sounds {
             sounds,
             cache: Mutex::default(),
+            fit_in_cache: OnceLock::new(),
         })
     }
 
@@ -163,24 +174,20 @@ impl Sounds {
     /// As [`whole`](Self::whole).
     pub fn piece(&self, number: usize, length: usize, unit: f64) -> Result<Piece, AudioError> {
         let sound = &self.sounds[number];
-        let (begin, seconds) = match sound.part {
-            Some((start, seconds)) => (start, Some(seconds)),
-            None => {
-                let stated = sound.stated.get_or_init(|| stated_seconds(&sound.path, None));
-                (0.0, *stated)
-            }
-        };
         let rate = f64::from(SAMPLE_RATE);
-        let all = seconds.map_or(0.0, |seconds| (seconds * rate).floor());
-        // A long recording is not decoded for a short piece.
+        let all = (sound.seconds().unwrap_or(0.0) * rate).floor();
+        // A long recording is not decoded for a short piece, unless its samples stay for the pieces to come.
         if all > 4.0 * length as f64 && all.is_finite() {
-            let first = ((all - length as f64 + 1.0) * unit).floor();
-            let start = begin + first / rate;
-            let decoded = decode_row(&sound.path, None, start, length as f64 / rate, LONGEST_SECONDS)?;
-            return Ok(Piece {
-                range: 0..decoded.len(),
-                samples: decoded.into(),
-            });
+            let first = ((all - length as f64 + 1.0) * unit) as usize;
+            let fit = *self.fit_in_cache.get_or_init(|| self.fit(CACHED_SAMPLES));
+            // Where the rest of it is damaged, the piece may still be good.
+            if let Some(whole) = fit.then(|| self.whole(number).ok()).flatten() {
+                let range = first..first + length;
+                if range.end <= whole.len() {
+                    return Ok(Piece { samples: whole, range });
+                }
+            }
+            return self.decode_piece(number, first, length);
         }
         let whole = self.whole(number)?;
         let spare = whole.len().saturating_sub(length);
@@ -189,6 +196,27 @@ impl Sounds {
         Ok(Piece {
             range: first..whole.len().min(first + length),
             samples: whole,
+        })
+    }
+
+    /// Decodes `length` samples of a sound from the sample `first` on, and as little else as its format allows.
+    pub(super) fn decode_piece(&self, number: usize, first: usize, length: usize) -> Result<Piece, AudioError> {
+        let sound = &self.sounds[number];
+        let rate = f64::from(SAMPLE_RATE);
+        let start = sound.part.map_or(0.0, |(start, _)| start) + first as f64 / rate;
+        let decoded = decode_row(&sound.path, None, start, length as f64 / rate, LONGEST_SECONDS)?;
+        Ok(Piece {
+            range: 0..decoded.len(),
+            samples: decoded.into(),
+        })
+    }
+
+    /// Whether all sounds together have at most so many samples. Unknown lengths count as too long.
+    fn fit(&self, most_samples: usize) -> bool {
+        let mut left = most_samples as f64 / f64::from(SAMPLE_RATE);
+        self.sounds.iter().all(|sound| {
+            left -= sound.seconds().unwrap_or(f64::INFINITY);
+            left >= 0.0
         })
     }
 }

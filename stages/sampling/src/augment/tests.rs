@@ -315,6 +315,11 @@ fn noises() -> tempfile::TempDir {
 
 /// 16 kHz, mono, 16 bits.
 fn wav(samples: &[i16]) -> Vec<u8> {
+    wav_of_rate(16_000, samples)
+}
+
+/// Mono, 16 bits.
+fn wav_of_rate(rate: u32, samples: &[i16]) -> Vec<u8> {
     let data: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
     let size = data.len() as u32;
     let mut bytes = [
@@ -327,8 +332,8 @@ fn wav(samples: &[i16]) -> Vec<u8> {
     for field in [1u16, 1] {
         bytes.extend(field.to_le_bytes());
     }
-    bytes.extend(16_000u32.to_le_bytes());
-    bytes.extend(32_000u32.to_le_bytes());
+    bytes.extend(rate.to_le_bytes());
+    bytes.extend((2 * rate).to_le_bytes());
     for field in [2u16, 16] {
         bytes.extend(field.to_le_bytes());
     }
@@ -669,6 +674,31 @@ fn wrong_settings_and_recordings_are_named() {
     assert!(broken.len() == 1 && broken[0].contains("bad.wav"), "{broken:?}");
     augmenter.apply(tone(2000), 1, 1, "a");
     assert!(augmenter.newly_broken().is_empty(), "told twice");
+}
+
+/// Whether the samples of a recording stay in memory depends on the size of the whole collection; what is heard does not.
+#[test]
+fn pieces_are_the_same_whether_recordings_stay_decoded_or_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = SplitMix64::new(3);
+    for (name, rate) in [("a.wav", 16_000), ("b.wav", 44_100), ("c.wav", 8000)] {
+        let samples: Vec<i16> = (0..3 * rate)
+            .map(|_| (random.unit() * 8000.0 - 4000.0) as i16)
+            .collect();
+        fs::write(folder.path().join(name), wav_of_rate(rate, &samples)).unwrap();
+    }
+    let sounds = Sounds::open(folder.path().to_str().unwrap()).unwrap();
+    for number in 0..3 {
+        for (length, unit) in [(1, 0.0), (1600, 0.0), (1600, 0.37), (4800, 0.73), (11_000, 0.999_999)] {
+            let first = ((48_000.0 - f64::from(length) + 1.0) * unit) as usize;
+            let alone = sounds.decode_piece(number, first, length as usize).unwrap();
+            assert_eq!(
+                *sounds.piece(number, length as usize, unit).unwrap(),
+                *alone,
+                "{number}"
+            );
+        }
+    }
 }
 
 #[test]
