@@ -150,6 +150,60 @@ fn rows_of(choice: &dyn GroupChoice, partition: &Partition, keys: &Artifact) -> 
     Ok(rows)
 }
 
+/// Rows that share a key, or one of the ties.
+struct Family {
+    sorter: Sorter<Keyed>,
+    /// Whether a row has the key of the one before it, a bit each: most rows of a recording are next to each other. Such a row is
+    /// not sorted.
+    as_before: Vec<u64>,
+}
+
+impl Family {
+    /// Adds the rows of a partition, of which the first is `first`.
+    fn extend(&mut self, first: u32, keys: impl IntoIterator<Item = Option<GroupKey>>) -> Result<(), StageError> {
+        let mut before = None;
+        for (row, key) in (first..).zip(keys) {
+            match key {
+                Some(_) if key == before => {
+                    let word = row as usize / 64;
+                    if word >= self.as_before.len() {
+                        self.as_before.resize(word + 1, 0);
+                    }
+                    self.as_before[word] |= 1 << (row % 64);
+                }
+                Some(key) => self.sorter.extend([(key, row)])?,
+                None => {}
+            }
+            before = key;
+        }
+        Ok(())
+    }
+
+    /// Joins the rows that share a key.
+    fn join(self, components: &mut Components, other_key: bool, resources: &Resources) -> Result<(), Ended> {
+        for (word, bits) in (0u32..).zip(self.as_before) {
+            let mut left = bits;
+            while left != 0 {
+                let row = word * 64 + left.trailing_zeros();
+                components.join(row - 1, row, other_key);
+                left &= left - 1;
+            }
+        }
+        let mut before: Option<Keyed> = None;
+        for (looked_at, row) in (0u64..).zip(self.sorter.finish()?) {
+            let (key, row) = row?;
+            if let Some((_, last)) = before.filter(|(last, _)| *last == key) {
+                components.join(last, row, other_key);
+            }
+            before = Some((key, row));
+            if looked_at.is_multiple_of(1 << 20) {
+                resources.go_on()?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Counts the rows of each class, and connects rows that share a key or a tie.
 fn count(
     choice: &dyn GroupChoice,
@@ -162,13 +216,17 @@ fn count(
         0 => 0,
         ties => ties + 1,
     };
-    // Beside them there are 4 bytes a row.
+    // Beside them there are 4 bytes and some bits a row.
     let memory = resources.memory / 2 / families.max(1) as u64;
-    let sorter = || Sorter::<Keyed>::new(memory, keys.rows(), &resources.scratch);
-    let mut sorters: Vec<Sorter<Keyed>> = (0..families).map(|_| sorter()).collect();
-    let mut components = match families {
-        0 => None,
-        _ => Some(Components::new(keys.rows())?),
+    let mut families: Vec<Family> = (0..families)
+        .map(|_| Family {
+            sorter: Sorter::new(memory, keys.rows(), &resources.scratch),
+            as_before: Vec::new(),
+        })
+        .collect();
+    let mut components = match families.is_empty() {
+        true => None,
+        false => Some(Components::new(keys.rows())?),
     };
     for_each_partition(
         keys,
@@ -180,8 +238,8 @@ fn count(
                 counts[*class as usize] += 1;
             }
             let names = std::mem::take(&mut rows.names);
-            let rows = (families > 0).then_some((rows.keys, rows.ties));
-            Ok((names.into_iter().zip(counts).collect::<Vec<_>>(), rows))
+            let keys = (choice.ties() > 0).then_some((rows.keys, rows.ties));
+            Ok((names.into_iter().zip(counts).collect::<Vec<_>>(), keys))
         },
         |place, (of_partition, rows)| {
             for (name, rows) in of_partition {
@@ -190,29 +248,19 @@ fn count(
             let Some((keys, ties)) = rows else { return Ok(()) };
             // `Components` checked that 32 bits suffice.
             let first = firsts[place as usize] as u32;
-            let Some((of_keys, of_ties)) = sorters.split_first_mut() else {
+            let Some((of_keys, of_ties)) = families.split_first_mut() else {
                 return Ok(());
             };
-            of_keys.extend(keys.into_iter().zip(first..))?;
-            for (sorter, ties) in of_ties.iter_mut().zip(ties) {
-                sorter.extend(ties.into_iter().zip(first..).filter_map(|(tie, row)| Some((tie?, row))))?;
+            of_keys.extend(first, keys.into_iter().map(Some))?;
+            for (family, ties) in of_ties.iter_mut().zip(ties) {
+                family.extend(first, ties)?;
             }
             Ok(())
         },
     )?;
-    for (family, sorter) in sorters.into_iter().enumerate() {
+    for (number, family) in families.into_iter().enumerate() {
         let Some(components) = &mut components else { break };
-        let mut before: Option<Keyed> = None;
-        for (looked_at, row) in (0u64..).zip(sorter.finish()?) {
-            let (key, row) = row?;
-            if let Some((_, last)) = before.filter(|(last, _)| *last == key) {
-                components.join(last, row, family > 0);
-            }
-            before = Some((key, row));
-            if looked_at.is_multiple_of(1 << 20) {
-                resources.go_on()?;
-            }
-        }
+        family.join(components, number > 0, resources)?;
     }
     let mut counts: Vec<(String, u64)> = counts.into_iter().collect();
     counts.sort_unstable();
