@@ -2,6 +2,7 @@
 //! layout with it.
 
 pub mod column_names;
+pub mod columns;
 mod corpus;
 pub mod decoded_text;
 mod error;
@@ -20,6 +21,7 @@ mod manifest;
 pub mod manifest_row;
 pub mod names;
 pub mod naming;
+pub mod partitions;
 pub mod places;
 pub mod quoting;
 pub mod recordings;

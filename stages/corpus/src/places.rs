@@ -7,6 +7,17 @@ use flow_storage::{is_url, path_of_file_url};
 use crate::manifest_row::{Refusal, Wanted, refuse};
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
 
+/// A path below the folder of shards.
+pub fn prefixed(path: &str, shards: &str) -> String {
+    let prefix = match shards {
+        "" => "",
+        root if root.chars().all(|c| c == '/') => "/",
+        other => other.trim_end_matches('/'),
+    };
+    let slash = if prefix.is_empty() || prefix == "/" { "" } else { "/" };
+    format!("{prefix}{slash}{path}")
+}
+
 /// Folders that a manifest's paths are relative to.
 #[derive(Clone, Debug, Default)]
 pub struct Places {

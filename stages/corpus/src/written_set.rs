@@ -1,7 +1,9 @@
 //! Checks that a manifest written by `manifest.write` belongs to a complete set.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_kind::store::{FileInSet, file_in_set};
 
 use crate::ManifestError;
@@ -16,6 +18,21 @@ pub const FILES: [(&str, &str); 3] = [
 /// What it writes beside them.
 pub const REJECTS: &str = "rejects.parquet";
 pub const STATISTICS: &str = "statistics.json";
+
+/// The columns of `rejects.parquet`.
+pub fn rejects_schema() -> SchemaRef {
+    let text = |name, nullable| Field::new(name, DataType::Utf8, nullable);
+    Arc::new(Schema::new(vec![
+        text("partition", false),
+        Field::new("row", DataType::UInt32, true),
+        text("segment_id", true),
+        text("stage", false),
+        text("reason", false),
+        text("class", false),
+        text("detail", false),
+        text("values", false),
+    ]))
+}
 
 /// Refuses a file that `manifest.write` wrote, or began to write, if its set is incomplete: the train manifest of one
 /// split could be beside the validation manifest of another.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::{cast, take_record_batch};
 use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRef};
+use flow_corpus::columns::{self, expect};
 use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, Source, SourcePartition, StageError,
@@ -13,8 +14,6 @@ use flow_kind::{
 use flow_text::language_tag::tag_of;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use crate::columns::{self, expect};
 
 /// The one partition of corrections that count.
 const ALL: &str = "all";

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt8Array, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
+use flow_corpus::columns;
 use flow_kind::{
     Body, ColumnType, Context, Decision, Global, InputPort, Inputs, Kind, OutputPort, Partition, Port, ROW,
     RejectClass, RowOutcome, Shape, StageError,
@@ -11,7 +12,6 @@ use flow_kind::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::columns;
 use crate::duplicates::{Duplicate, Duplicates, decision_schema, key_schema};
 use crate::keys::{keys_of, marks_of};
 

@@ -16,12 +16,14 @@ use arrow::array::{
 use arrow::compute::{concat_batches, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_corpus::ManifestError;
+use flow_corpus::columns;
+use flow_corpus::partitions::partition_order;
 use flow_kind::{Artifact, Context, GroupDecision, GroupRows, Partition, ROW, StageError};
 use rayon::prelude::*;
 
-use crate::columns;
 use crate::dedup::report;
-use crate::keys::{Key, halves, key_at, keys, lang_and_shard, partition_order};
+
+use crate::keys::{Key, halves, key_at, keys, lang_and_shard};
 
 /// Why a row is a duplicate. Decisions store the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

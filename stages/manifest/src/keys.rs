@@ -1,14 +1,12 @@
 //! Key rows of global stages: short hashes in place of texts, and the order of partitions.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use arrow::array::{Array, FixedSizeBinaryArray, FixedSizeBinaryBuilder, RecordBatch, StringArray, UInt64Array};
+use flow_corpus::ManifestError;
 use flow_kind::Partition;
 use twox_hash::XxHash64;
-
-use flow_corpus::ManifestError;
 
 /// 128 bits: two texts have the same key only if they are the same text. See [`key_of`].
 pub type Key = [u8; 16];
@@ -108,12 +106,6 @@ pub(crate) fn key_at(keys: &FixedSizeBinaryArray, row: usize) -> Key {
 pub(crate) fn halves(key: Key) -> [u64; 2] {
     let whole = u128::from_be_bytes(key);
     [(whole >> 64) as u64, whole as u64]
-}
-
-/// The order of partitions in manifests: language, then shard id, each as bytes. (Not the order of the joined names:
-/// `a-b/x` comes before `a/x` there.)
-pub fn partition_order(a: &Partition, b: &Partition) -> Ordering {
-    a.as_str().split('/').cmp(b.as_str().split('/'))
 }
 
 /// Language and shard id of a partition `<lang>/<shard_id>`.

@@ -6,11 +6,10 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
+use flow_corpus::ManifestError;
 use flow_kind::open_input_file;
 use flow_kind::yaml;
 use serde::{Deserialize, Serialize};
-
-use flow_corpus::ManifestError;
 
 const DEFAULT_TABLE: &str = include_str!("../../../configs/languages.yaml");
 

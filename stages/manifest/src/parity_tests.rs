@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int32Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Float64Type, Schema, SchemaRef};
+use flow_corpus::columns::MANIFEST_COLUMNS;
 use flow_corpus::names::{strip_dot_slash, unsafe_name};
+use flow_corpus::partitions::partition_order;
 use flow_kind::event::Event;
 use flow_kind::registry::{Registry, kind};
 use flow_kind::{Artifact, Digest, Kind, Partition, ROW, Reject};
@@ -15,9 +17,7 @@ use flow_runtime::harness::{Harness, Output};
 use flow_spec::{Overrides, Pipeline, load, yaml};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use crate::columns::MANIFEST_COLUMNS;
 use crate::dedup::Dedup;
-use crate::keys::partition_order;
 use crate::pieces::Standing;
 use crate::recipe::Recipe;
 use crate::scan::Scan;

@@ -12,12 +12,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use bytes::Bytes;
+use flow_corpus::partitions::with_rows;
 use flow_kind::store::{StoreError, read_note, write_note};
 use flow_kind::{Artifact, Digest, Partition, open_regular_file};
 use flow_storage::is_url;
 use serde::{Deserialize, Serialize};
 
-use crate::keys::{mark_of, partition_order};
+use crate::keys::mark_of;
 use crate::parquet_file::ROW_GROUP;
 
 /// The file of notes.
@@ -42,8 +43,7 @@ pub(crate) struct Part {
 /// The partitions of an artifact that have rows, in the order of manifests, and as parts of a file.
 pub(crate) fn parts_of(artifact: &Artifact) -> (Vec<&Partition>, Vec<Part>) {
     let rows = |partition: &Partition| artifact.rows_of(partition).unwrap_or_default();
-    let mut partitions: Vec<_> = artifact.partitions().filter(|partition| rows(partition) > 0).collect();
-    partitions.sort_by(|a, b| partition_order(a, b));
+    let partitions = with_rows(artifact);
     let part = |partition: &&Partition| Part {
         name: partition.to_string(),
         rows: rows(partition),

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use arrow::array::{ArrayRef, Float64Array, RecordBatch, StringArray, UInt32Array};
+use flow_corpus::columns::manifest_schema;
 use flow_kind::{ROW, Reject, RejectClass, StageError};
 use flow_runtime::harness::Harness;
 use proptest::prelude::*;
 
 use super::*;
-use crate::columns::manifest_schema;
 use crate::statistics::Durations;
 use crate::write::Write;
 use crate::write_parts::{FileOfParts, write_parts};

@@ -6,11 +6,12 @@ use std::rc::Rc;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Schema};
+use flow_corpus::columns::{self, MANIFEST_COLUMNS, with_extra};
 use flow_corpus::extra::EXTRA;
+use flow_corpus::places::prefixed;
 use flow_kind::{Input, Partition, ROW, StageError};
 use flow_storage::is_url;
 
-use crate::columns::{self, MANIFEST_COLUMNS};
 use crate::extracted::Extracted;
 
 /// Columns by which rows of `manifest.read` say where their recordings are, beside those of a manifest, and their types.
@@ -24,13 +25,6 @@ const OF_READ: [(&str, DataType); 4] = [
 /// Whether rows have all of these columns. If not, `tar_path` and `tar_member_name` say where the recordings are.
 pub(crate) fn of_read(schema: &Schema) -> bool {
     OF_READ.iter().all(|(name, _)| schema.field_with_name(name).is_ok())
-}
-
-/// Whether rows have the column `extra`.
-pub(crate) fn with_extra(schema: &Schema) -> bool {
-    schema
-        .field_with_name(EXTRA)
-        .is_ok_and(|field| field.data_type() == &DataType::Utf8)
 }
 
 /// Checks, before a run, the types of the columns above.
@@ -247,15 +241,4 @@ impl Files<'_> {
     fn start(&self, row: usize) -> Option<f64> {
         self.starts.is_valid(row).then(|| self.starts.value(row))
     }
-}
-
-/// A path below the folder of shards.
-pub(crate) fn prefixed(path: &str, shards: &str) -> String {
-    let prefix = match shards {
-        "" => "",
-        root if root.chars().all(|c| c == '/') => "/",
-        other => other.trim_end_matches('/'),
-    };
-    let slash = if prefix.is_empty() || prefix == "/" { "" } else { "/" };
-    format!("{prefix}{slash}{path}")
 }

@@ -12,12 +12,11 @@ use arrow::compute::{cast, concat, take};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::listing::is_of_program;
 use flow_corpus::ManifestError;
+use flow_corpus::columns::constant;
 use flow_kind::{ROW, UNREADABLE};
 use flow_parquet::ForeignParquet;
 use flow_storage::{Location, Storage, StorageError, folders_two_levels_below};
 use parquet::arrow::ProjectionMask;
-
-use crate::columns::constant;
 
 pub const METADATA: &str = "metadata.parquet";
 pub const AUDIO_INDEX: &str = "audio_index.parquet";

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, SchemaRef};
+use flow_corpus::columns;
 use flow_kind::{
     Artifact, Body, ChoiceRows, ColumnType, Context, Decision, Global, GroupChoice, GroupKey, InputPort, Inputs, Kind,
     OutputPort, Partition, Port, ROW, RejectSet, RowOutcome, Shape, StageError,
@@ -13,7 +14,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::columns;
 use crate::keys::{Key, halves, key_at, keys, keys_of};
 use crate::validation::{Quota, SplitBy, decision_schema, group_key, group_keys, key_schema, words};
 

@@ -11,6 +11,7 @@ use arrow::buffer::BooleanBuffer;
 use arrow::compute::{cast, concat_batches, filter_record_batch, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_corpus::ManifestError;
+use flow_corpus::columns;
 use flow_kind::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
@@ -19,7 +20,6 @@ use flow_text::normalize::{TextRules, TextSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::columns;
 use crate::language::Languages;
 use crate::own_thread::OwnThread;
 use crate::session::{Expression, Functions, Params, Query, Relation, Session, normal_expression, normal_query};

@@ -5,11 +5,10 @@ use std::path::Path;
 
 use arrow::array::{Array, RecordBatch};
 use flow_corpus::ManifestError;
+use flow_corpus::columns;
 use flow_kind::StageError;
 use rayon::prelude::*;
 use serde::Serialize;
-
-use crate::columns;
 
 /// The file: by set, that is `master`, `train` and `val`.
 #[derive(Debug, Serialize)]

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_corpus::ManifestError;
+use flow_corpus::quoting::Quoting;
 use flow_kind::event::Event;
 use flow_kind::{
     Body, Conservation, Context, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, ReadOnce, Shape, Source,
@@ -17,9 +19,6 @@ use flow_kind::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use flow_corpus::ManifestError;
-use flow_corpus::quoting::Quoting;
 
 pub use cells::CellType;
 use cells::Columns;

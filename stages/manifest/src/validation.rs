@@ -112,9 +112,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::columns;
     use crate::keys::{halves, key_of, keys_of};
     use crate::split::{SplitSettings, ValidationChoice};
+    use flow_corpus::columns;
 
     type Row = (u8, u8, Option<u8>, u8); // partition, words, recording, language
 

@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Float64Builder, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_corpus::columns::{self, MANIFEST_COLUMNS, manifest_schema, with_extra};
 use flow_corpus::extra::EXTRA;
-use flow_corpus::written_set::{FILES, REJECTS, STATISTICS};
+use flow_corpus::written_set::{FILES, REJECTS, STATISTICS, rejects_schema};
+use flow_datasets::{AudioOfRows, Writing};
 use flow_kind::event::{Event, Events};
 use flow_kind::reject::ReasonCount;
 use flow_kind::{
@@ -17,21 +19,16 @@ use flow_kind::{
 };
 use flow_storage::is_url;
 
-use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
-use crate::dataset_rows::{Writing, check_places};
 use crate::extracted::Extracted;
 use crate::parquet_file::ROW_GROUP;
 use crate::pieces::{Notes, Piece, Standing, parts_of};
-use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
+use crate::place_columns::{self, Places, columns_of, of_read};
 use crate::recipe::Recipe;
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
-use crate::write_hugging_face;
-use crate::write_lhotse::write_lhotse;
 use crate::write_lines::write_lines;
 use crate::write_parts::{FileOfParts, write_parts};
-use crate::write_rejects::{rejects_schema, write_rejects_of_set};
-use crate::write_settings::{AudioOfRows, Format, WriteSettings};
-use crate::write_shar::write_shar;
+use crate::write_rejects::write_rejects_of_set;
+use crate::write_settings::{Format, WriteSettings};
 
 /// Row counts that are guarded against shrinking, and the inputs that they are of.
 const GUARDED: [(&str, &[&str]); 2] = [
@@ -81,7 +78,7 @@ impl Kind for Write {
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         for input in context.inputs.iter() {
             let mut others = place_columns::others(&input.schema);
-            if settings.format == Format::Huggingface && place_columns::with_extra(&input.schema) {
+            if settings.format == Format::Huggingface && with_extra(&input.schema) {
                 others.push(EXTRA);
             }
             others.retain(|name| {
@@ -123,26 +120,21 @@ fn check_format(settings: &WriteSettings, inputs: &Inputs) -> Result<(), StageEr
     if settings.shard_rows == 0 {
         return Err(StageError::setting("shard_rows", "a shard has at least one row"));
     }
-    if settings.format == Format::Huggingface {
-        return write_hugging_face::check(settings, inputs);
+    if settings.format != Format::Huggingface {
+        if !settings.license.is_empty() {
+            return Err(StageError::setting("license", "only `format: huggingface` writes it"));
+        }
+        if settings.audio_of_rows != AudioOfRows::Embed {
+            return Err(StageError::setting(
+                "audio_of_rows",
+                "only `format: huggingface` has it",
+            ));
+        }
     }
-    if !settings.license.is_empty() {
-        return Err(StageError::setting("license", "only `format: huggingface` writes it"));
+    match settings.dataset() {
+        Some(dataset) => flow_datasets::check(&dataset, inputs),
+        None => Ok(()),
     }
-    if settings.audio_of_rows != AudioOfRows::Embed {
-        return Err(StageError::setting(
-            "audio_of_rows",
-            "only `format: huggingface` has it",
-        ));
-    }
-    let needs_recordings = match settings.format {
-        Format::Lhotse => "lhotse",
-        Format::Shar => "shar",
-        Format::Parquet | Format::Huggingface => return Ok(()),
-    };
-    inputs
-        .iter()
-        .try_for_each(|input| check_places(input, needs_recordings))
 }
 
 /// Refuses columns that cannot be written beside those of a manifest, or that rows lack.
@@ -178,10 +170,6 @@ fn check_further(further: &[String], inputs: &Inputs) -> Result<(), StageError> 
     Ok(())
 }
 
-/// Writes splits, with their names, as a dataset.
-type WriteDataset =
-    fn(&WriteSettings, &[(&'static str, &Artifact)], &mut ExportSet, &Writing<'_>) -> Result<(), StageError>;
-
 struct Writer {
     settings: WriteSettings,
     /// By input: its name, and its file.
@@ -210,19 +198,13 @@ impl Export for Writer {
         if rows == 0 && rejects.rows() > 0 && !self.settings.allow_empty {
             set.guard_empty(all_refused(rejects));
         }
-        let write_dataset = match self.settings.format {
-            Format::Parquet => None,
-            Format::Huggingface => Some(write_hugging_face::write_dataset as WriteDataset),
-            Format::Lhotse => Some(write_lhotse as WriteDataset),
-            Format::Shar => Some(write_shar as WriteDataset),
-        };
-        if let Some(write_dataset) = write_dataset {
+        if let Some(dataset) = self.settings.dataset() {
             let writing = Writing {
                 stage: &self.stage,
                 events: &self.events,
                 stop: &self.stop,
             };
-            return write_dataset(&self.settings, &self.splits(), set, &writing);
+            return flow_datasets::write(&dataset, &self.splits(), set, &writing);
         }
         for (what, names) in GUARDED {
             let rows = self

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use arrow::array::{Array, AsArray, RecordBatch, StringArray};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Schema};
+use arrow::array::Array;
+use arrow::datatypes::Schema;
 use flow_corpus::ManifestError;
+use flow_corpus::columns::{self, as_json, with_extra};
 use flow_corpus::extra::{self, EXTRA};
 use flow_corpus::files::trailing_number;
 use flow_corpus::names::strip_dot_slash;
@@ -16,10 +16,9 @@ use flow_kind::{Artifact, Digest, Partition, StageError};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::columns;
 use crate::extracted::Extracted;
 use crate::pieces::{Piece, Standing, Taken, inputs_of, parts_of, runs};
-use crate::place_columns::{Places, columns_of, with_extra};
+use crate::place_columns::{Places, columns_of};
 use crate::recipe::Recipe;
 use crate::write_parts::check_rows;
 use crate::write_settings::WriteSettings;
@@ -234,31 +233,6 @@ impl Lines<'_> {
         }
         Ok(written)
     }
-}
-
-/// Values of a column as JSON; null where a row has none.
-///
-/// # Errors
-/// Where a number is infinite or none, which JSON has not.
-pub(crate) fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
-    let failed = |message: String| StageError::failed(format!("column `{name}`: {message}"));
-    let column = batch
-        .column_by_name(name)
-        .ok_or_else(|| failed("it does not exist".into()))?;
-    let as_is = matches!(column.data_type(), DataType::Boolean) || column.data_type().is_integer();
-    let texts = cast(column, &DataType::Utf8)?;
-    let texts = texts.as_string::<i32>();
-    let json = |text: &str| match column.data_type() {
-        _ if as_is => Ok(text.to_string()),
-        data_type if data_type.is_numeric() => {
-            let number: serde_json::Number = text
-                .parse()
-                .map_err(|_| failed(format!("{text} is not a number that JSON has")))?;
-            Ok(number.to_string())
-        }
-        _ => serde_json::to_string(text).map_err(StageError::failed),
-    };
-    texts.iter().map(|text| text.map(json).transpose()).collect()
 }
 
 /// Whether a reader could take one of these keys for where the row begins or ends.

@@ -2,30 +2,14 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_corpus::columns::constant;
+use flow_corpus::written_set::rejects_schema;
 use flow_kind::{Digest, PartOfRejects, RejectSet, StageError};
 
-use crate::columns::constant;
 use crate::pieces::{Part, Piece, Standing};
 use crate::write_parts::{FileOfParts, write_parts};
-
-/// The columns of `rejects.parquet`.
-pub(crate) fn rejects_schema() -> SchemaRef {
-    let text = |name, nullable| Field::new(name, DataType::Utf8, nullable);
-    Arc::new(Schema::new(vec![
-        text("partition", false),
-        Field::new("row", DataType::UInt32, true),
-        text("segment_id", true),
-        text("stage", false),
-        text("reason", false),
-        text("class", false),
-        text("detail", false),
-        text("values", false),
-    ]))
-}
 
 /// Writes all rejects to `path`. `row` is null where a whole partition was refused.
 ///

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use flow_datasets::{AudioOfRows, DatasetFormat, DatasetSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +118,27 @@ pub struct WriteSettings {
 }
 
 impl WriteSettings {
+    /// What is written as a dataset; none if manifests are written.
+    pub(crate) fn dataset(&self) -> Option<DatasetSettings> {
+        let format = match self.format {
+            Format::Parquet => return None,
+            Format::Huggingface => DatasetFormat::HuggingFace,
+            Format::Lhotse => DatasetFormat::Lhotse,
+            Format::Shar => DatasetFormat::Shar,
+        };
+        Some(DatasetSettings {
+            format,
+            shards: self.shards.clone(),
+            license: self.license.clone(),
+            audio_of_rows: self.audio_of_rows,
+            shard_rows: self.shard_rows,
+            max_unreadable: self.max_unreadable,
+            max_shrink: self.max_shrink,
+            allow_empty: self.allow_empty,
+            extra_columns: self.extra_columns.clone(),
+        })
+    }
+
     /// What the files follow from: without the output folder; the prefix of `tar_path` is part of the files.
     pub(crate) fn identity(&self) -> serde_json::Value {
         let lines = self.jsonl.then_some((&self.audio, &self.out));
@@ -151,17 +173,6 @@ pub enum Format {
     Lhotse,
     /// Shards of Lhotse's cuts and recordings.
     Shar,
-}
-
-/// Where the recordings of a dataset are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum AudioOfRows {
-    /// In its files.
-    #[default]
-    Embed,
-    /// Where they are.
-    Path,
 }
 
 fn thousand() -> usize {

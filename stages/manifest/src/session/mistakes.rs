@@ -2,7 +2,6 @@
 
 use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
-
 use flow_corpus::ManifestError;
 
 /// `text` is the SQL, `relations` what it can read.

@@ -40,7 +40,7 @@ pub use statement::{Dropping, normal_expression, normal_query};
 use schemars::{JsonSchema, Schema as JsonSchemaValue, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::columns::with_schema;
+use flow_corpus::columns::with_schema;
 use mistakes::explain;
 
 /// Values for the `$name` placeholders of a statement.

@@ -6,25 +6,23 @@ use std::sync::Arc;
 use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::datatypes::{Float64Type, Int64Type};
 use flow_audio::part::decode_row;
-use flow_corpus::ReadSettings;
+use flow_corpus::{ReadSettings, columns};
 use flow_kind::StageError;
 use flow_layouts::read::Read;
+use flow_manifest::write::Write;
 use flow_runtime::harness::{Harness, Output};
 
-use crate::columns;
-use crate::write::Write;
-
-pub(crate) fn layout(name: &str) -> PathBuf {
+pub fn layout(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../layouts/tests/data/layouts")
         .join(name)
 }
 
-pub(crate) fn read(manifest: &Path, split: &str) -> Output {
+pub fn read(manifest: &Path, split: &str) -> Output {
     read_with(manifest, split, &[])
 }
 
-pub(crate) fn read_with(manifest: &Path, split: &str, columns: &[&str]) -> Output {
+pub fn read_with(manifest: &Path, split: &str, columns: &[&str]) -> Output {
     let settings = ReadSettings {
         columns: columns.iter().map(|pair| (*pair).to_owned()).collect(),
         manifest: manifest.to_str().unwrap().into(),
@@ -35,7 +33,7 @@ pub(crate) fn read_with(manifest: &Path, split: &str, columns: &[&str]) -> Outpu
 }
 
 /// Writes rows into inputs of a dataset in `out`.
-pub(crate) fn write_as(format: &str, inputs: &[(&str, &Output)], out: &Path, more: &str) -> Result<(), StageError> {
+pub fn write_as(format: &str, inputs: &[(&str, &Output)], out: &Path, more: &str) -> Result<(), StageError> {
     let settings = format!("{{out: {:?}, format: {format}{more}}}", out.to_str().unwrap());
     let mut harness = Harness::<Write>::from_yaml(&settings)?;
     for (name, rows) in inputs {
@@ -48,7 +46,7 @@ pub(crate) fn write_as(format: &str, inputs: &[(&str, &Output)], out: &Path, mor
 }
 
 /// Text, language, name and samples of each row.
-pub(crate) fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
+pub fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
     let rows = output.all_rows("rows");
     let text = |name: &str, row: usize| columns::text(&rows, name).unwrap().value(row).to_owned();
     let number = |name: &str, row: usize| {
@@ -71,14 +69,14 @@ pub(crate) fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)
 }
 
 /// Writes the rows of one batch.
-pub(crate) fn write_batch(format: &str, rows: RecordBatch, out: &Path, more: &str) -> Result<(), StageError> {
+pub fn write_batch(format: &str, rows: RecordBatch, out: &Path, more: &str) -> Result<(), StageError> {
     let settings = format!("{{out: {:?}, format: {format}{more}}}", out.to_str().unwrap());
     let harness = Harness::<Write>::from_yaml(&settings)?.input("master", rows.schema());
     harness.feed("master", "a", rows).run().map(|_| ())
 }
 
 /// A batch with other texts in a column.
-pub(crate) fn with_texts(batch: &RecordBatch, name: &str, texts: &[&str]) -> RecordBatch {
+pub fn with_texts(batch: &RecordBatch, name: &str, texts: &[&str]) -> RecordBatch {
     let mut columns = batch.columns().to_vec();
     columns[batch.schema().index_of(name).unwrap()] = Arc::new(StringArray::from(texts.to_vec()));
     RecordBatch::try_new(batch.schema(), columns).unwrap()

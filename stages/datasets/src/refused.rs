@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt32Array};
 use flow_corpus::written_set::REJECTS;
+use flow_corpus::written_set::rejects_schema;
 use flow_kind::event::Event;
 use flow_kind::reject::of_rows;
 use flow_kind::{Artifact, ExportFile, ExportSet, Partition, Reject, RejectClass, StageError};
 use parquet::arrow::ArrowWriter;
 
-use crate::dataset_rows::{Writing, failed_to_write};
-use crate::write_rejects::rejects_schema;
-use crate::write_settings::WriteSettings;
+use crate::settings::DatasetSettings;
+use crate::writing::{Writing, failed_to_write};
 
 /// Rows whose recordings cannot be read: a file that is made when the first one comes.
 pub(crate) struct Refused<'s> {
@@ -72,7 +72,7 @@ impl<'s> Refused<'s> {
     pub(crate) fn finish(
         self,
         splits: &[(&'static str, &Artifact)],
-        settings: &WriteSettings,
+        settings: &DatasetSettings,
         set: &mut ExportSet,
         writing: &Writing<'_>,
     ) -> Result<(), StageError> {

@@ -16,10 +16,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use twox_hash::XxHash64;
 
-use crate::columns;
-use crate::dataset_rows::failed_to_write;
-use crate::place_columns::with_extra;
-use crate::write_lines::as_json;
+use crate::writing::failed_to_write;
+use flow_corpus::columns::{self, as_json, with_extra};
 
 /// A recording of one channel.
 #[derive(Clone, Serialize)]

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use flow_audio::decode::{SAMPLE_RATE, decode, frame_limit, read_file};
 use flow_audio::flac_encode::{MOST_RATE, encode, encode_signal};
 use flow_audio::{AudioError, flac, recording, tar_write};
+use flow_corpus::columns::with_extra;
 use flow_corpus::extra::EXTRA;
+use flow_corpus::partitions::with_rows;
 use flow_kind::{Artifact, ExportFile, ExportSet, StageError};
 
-use crate::dataset_recordings::{Audio, RowPlace, audio_of_rows};
-use crate::dataset_refused::Refused;
-use crate::dataset_rows::{RowsOfPartition, Unusable, Writing, failed_to_write, read_together, wanted_columns};
 use crate::lhotse_items::{CutItem, Lines, Names, RecordingItem, SupervisionRows};
-use crate::pieces::parts_of;
-use crate::place_columns::with_extra;
-use crate::write_settings::{AudioOfRows, WriteSettings};
+use crate::recordings::{Audio, RowPlace, audio_of_rows};
+use crate::refused::Refused;
+use crate::rows::{RowsOfPartition, Unusable, read_together, wanted_columns};
+use crate::settings::{AudioOfRows, DatasetSettings};
+use crate::writing::{Writing, failed_to_write};
 
 /// Rows whose recordings are read at once, and their seconds.
 const READ_ROWS: usize = 16;
@@ -26,7 +27,7 @@ const READ_SECONDS: f64 = 240.0;
 /// # Errors
 /// If a value is null, more rows than `max_unreadable` allows have no readable recording, or a file cannot be written.
 pub(crate) fn write_shar(
-    settings: &WriteSettings,
+    settings: &DatasetSettings,
     splits: &[(&'static str, &Artifact)],
     set: &mut ExportSet,
     writing: &Writing<'_>,
@@ -40,7 +41,7 @@ pub(crate) fn write_shar(
 }
 
 fn write_split(
-    settings: &WriteSettings,
+    settings: &DatasetSettings,
     split: &'static str,
     artifact: &Artifact,
     set: &mut ExportSet,
@@ -54,7 +55,7 @@ fn write_split(
     let mut rows = 0u64;
     let mut shard = Shard::create(set, split, 0)?;
     let mut shards = 1;
-    for partition in parts_of(artifact).0 {
+    for partition in with_rows(artifact) {
         for batch in artifact.read(partition, Some(&wanted))? {
             let batch = batch?;
             let mut from = 0;

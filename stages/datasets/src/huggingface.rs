@@ -2,13 +2,15 @@
 
 mod card;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use flow_audio::decode::SAMPLE_RATE;
+use flow_corpus::columns;
+use flow_corpus::partitions::with_rows;
 use flow_kind::{Artifact, ExportFile, ExportSet, Inputs, Partition, StageError};
 use flow_storage::is_url;
 use parquet::arrow::ArrowWriter;
@@ -18,15 +20,11 @@ use parquet::schema::types::ColumnPath;
 use serde_json::{Map, json};
 
 use self::card::{WrittenSplit, dataset_card, dtype_of};
-use crate::columns;
-use crate::dataset_recordings::{Audio, RowPlace, audio_of_rows};
-use crate::dataset_refused::Refused;
-use crate::dataset_rows::{
-    COLUMNS, RowsOfPartition, Unusable, Writing, check_places, failed_to_write, read_together, wanted_columns,
-};
-use crate::pieces::parts_of;
-use crate::statistics::Durations;
-use crate::write_settings::WriteSettings;
+use crate::recordings::{Audio, RowPlace, audio_of_rows};
+use crate::refused::Refused;
+use crate::rows::{COLUMNS, RowsOfPartition, Unusable, read_together, wanted_columns};
+use crate::settings::DatasetSettings;
+use crate::writing::{Writing, failed_to_write};
 
 /// How much goes together.
 #[derive(Clone, Copy)]
@@ -49,11 +47,11 @@ const LIMITS: Limits = Limits {
     read_seconds: 240.0,
 };
 
-/// Checks, before a run, that rows say where their recordings are, and that their further columns can be written.
+/// Checks, before a run, the licence, and that further columns can be written.
 ///
 /// # Errors
-/// Where they do not, or cannot.
-pub(crate) fn check(settings: &WriteSettings, inputs: &Inputs) -> Result<(), StageError> {
+/// For others.
+pub(crate) fn check(settings: &DatasetSettings, inputs: &Inputs) -> Result<(), StageError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
     if !settings.license.chars().all(is_plain) {
         return Err(StageError::setting(
@@ -62,7 +60,6 @@ pub(crate) fn check(settings: &WriteSettings, inputs: &Inputs) -> Result<(), Sta
         ));
     }
     for input in inputs.iter() {
-        check_places(input, "huggingface")?;
         dataset_schema(&input.schema, &settings.extra_columns)?;
     }
     Ok(())
@@ -116,7 +113,7 @@ fn audio_fields() -> Fields {
 /// # Errors
 /// When a value is null, more rows than `max_unreadable` allows have no readable recording, or a file cannot be written.
 pub(crate) fn write_dataset(
-    settings: &WriteSettings,
+    settings: &DatasetSettings,
     splits: &[(&'static str, &Artifact)],
     set: &mut ExportSet,
     writing: &Writing<'_>,
@@ -125,7 +122,7 @@ pub(crate) fn write_dataset(
 }
 
 fn write_with_limits(
-    settings: &WriteSettings,
+    settings: &DatasetSettings,
     splits: &[(&'static str, &Artifact)],
     set: &mut ExportSet,
     writing: &Writing<'_>,
@@ -151,7 +148,7 @@ fn write_with_limits(
 
 /// Writes one split.
 struct SplitWriter<'s> {
-    settings: &'s WriteSettings,
+    settings: &'s DatasetSettings,
     split: &'static str,
     artifact: &'s Artifact,
     schema: SchemaRef,
@@ -171,7 +168,7 @@ struct OpenFile {
 
 impl SplitWriter<'_> {
     fn write(&self, set: &mut ExportSet, refused: &mut Refused<'_>) -> Result<WrittenSplit, StageError> {
-        let (partitions, _) = parts_of(self.artifact);
+        let partitions = with_rows(self.artifact);
         let files = self.rows_of_files(&partitions)?;
         let name = |at: usize| format!("data/{}-{at:05}-of-{:05}.parquet", self.split, files.len());
         let names: Vec<String> = (0..files.len()).map(name).collect();
@@ -185,9 +182,8 @@ impl SplitWriter<'_> {
             rows: 0,
             bytes: 0,
             file_bytes: 0,
-            figures: Durations::default().figures(),
+            languages: BTreeMap::new(),
         };
-        let mut durations = Durations::default();
         let mut next = names.iter().zip(&files);
         let mut open: Option<OpenFile> = None;
         let wanted = wanted_columns(self.artifact.schema(), &self.settings.extra_columns);
@@ -212,8 +208,7 @@ impl SplitWriter<'_> {
                     let most = most.min(self.limits.group_rows - file.rows % self.limits.group_rows);
                     let count = read_together(&batch, from, most, self.limits.read_seconds)?;
                     let rows = self.rows(&batch.slice(from, count), partition, set, refused)?;
-                    durations.add(&rows)?;
-                    written.rows += rows.num_rows() as u64;
+                    written.add(&rows)?;
                     written.bytes += self.push(file, &rows)?;
                     file.left = file.left.saturating_sub(count as u64);
                     from += count;
@@ -229,7 +224,6 @@ impl SplitWriter<'_> {
         }
         close(open, &mut written)?;
         set.guard_rows(self.split, guarded, written.rows, self.settings.max_shrink);
-        written.figures = durations.figures();
         Ok(written)
     }
 
@@ -388,5 +382,5 @@ fn standing_files(folder: &Path, split: &str) -> Vec<String> {
 }
 
 #[cfg(test)]
-#[path = "write_hugging_face_tests.rs"]
+#[path = "huggingface_tests.rs"]
 mod tests;

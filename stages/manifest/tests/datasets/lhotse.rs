@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::concat_batches;
 use flow_audio::flac::{Samples, StreamInfo};
 use flow_audio::flac_encode::{encode, encode_signal};
+use flow_corpus::columns;
 use flow_corpus::written_set::REJECTS;
 use flow_kind::ROW;
 use flow_runtime::harness::Output;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
-use super::*;
-use crate::columns;
-use crate::dataset_test_data::{layout, read, read_with, rows_of, with_texts, write_as, write_batch};
+use super::data::{layout, read, read_with, rows_of, with_texts, write_as, write_batch};
 
 /// The files below a folder, without the description of the set.
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {

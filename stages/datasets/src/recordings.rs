@@ -10,12 +10,12 @@ use flow_audio::flac_encode::encode_signal;
 use flow_audio::format::recognise;
 use flow_audio::part::{TOLERANCE_SECONDS, decode_rows, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
+use flow_corpus::columns;
+use flow_corpus::places::prefixed;
 use flow_kind::{StageError, UNREADABLE};
 use flow_storage::is_url;
 
-use crate::columns;
-use crate::place_columns::prefixed;
-use crate::write_settings::AudioOfRows;
+use crate::settings::AudioOfRows;
 
 /// The name that a recording has in the dataset: nothing is read by it.
 fn file_name(id: &str, bytes: &[u8]) -> String {

@@ -1,17 +1,18 @@
 //! README.md of a dataset.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, SchemaRef};
 use flow_audio::decode::SAMPLE_RATE;
+use flow_corpus::columns;
 use flow_kind::StageError;
 use flow_text::language_tag::UNDETERMINED;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::statistics::{Figures, Languages};
-use crate::write_settings::{AudioOfRows, WriteSettings};
+use crate::settings::{AudioOfRows, DatasetSettings};
 
 /// What was written of a split.
 pub(super) struct WrittenSplit {
@@ -21,7 +22,25 @@ pub(super) struct WrittenSplit {
     /// Of values, and of files.
     pub bytes: u64,
     pub file_bytes: u64,
-    pub figures: Languages<Figures>,
+    /// Rows and seconds of each language.
+    pub languages: BTreeMap<String, (u64, f64)>,
+}
+
+impl WrittenSplit {
+    /// Counts the rows of a batch with the columns `duration` and `lang`.
+    pub fn add(&mut self, batch: &RecordBatch) -> Result<(), StageError> {
+        let (seconds, languages) = (columns::number(batch, "duration")?, columns::text(batch, "lang")?);
+        self.rows += batch.num_rows() as u64;
+        for row in 0..batch.num_rows() {
+            let (language, seconds) = (languages.value(row), seconds.value(row));
+            let counted = match self.languages.get_mut(language) {
+                Some(counted) => counted,
+                None => self.languages.entry(language.to_owned()).or_default(),
+            };
+            *counted = (counted.0 + 1, counted.1 + seconds);
+        }
+        Ok(())
+    }
 }
 
 /// What `datasets` calls a type; none for those that it has not.
@@ -45,8 +64,8 @@ pub(super) fn dtype_of(data_type: &DataType) -> Option<&'static str> {
 }
 
 /// What the hub and `datasets` read of it, and a table for people.
-pub(super) fn dataset_card(settings: &WriteSettings, splits: &[WrittenSplit]) -> Result<String, StageError> {
-    let languages: BTreeSet<&String> = splits.iter().flat_map(|split| split.figures.languages.keys()).collect();
+pub(super) fn dataset_card(settings: &DatasetSettings, splits: &[WrittenSplit]) -> Result<String, StageError> {
+    let languages: BTreeSet<&String> = splits.iter().flat_map(|split| split.languages.keys()).collect();
     let known: Vec<&&String> = languages.iter().filter(|language| **language != UNDETERMINED).collect();
     // JSON is YAML, and with its quotes `no` is a language to every reader.
     let language = match known.is_empty() {
@@ -93,12 +112,9 @@ pub(super) fn dataset_card(settings: &WriteSettings, splits: &[WrittenSplit]) ->
     let header = serde_yaml::to_string(&header).map_err(StageError::failed)?;
     let mut card = format!("---\n{language}{header}---\n\n| split | language | rows | hours |\n|---|---|---|---|\n");
     for split in splits {
-        for (language, figures) in &split.figures.languages {
+        for (language, (rows, seconds)) in &split.languages {
             let language = language.replace('|', "\\|");
-            card += &format!(
-                "| {} | {language} | {} | {:.2} |\n",
-                split.name, figures.rows, figures.hours
-            );
+            card += &format!("| {} | {language} | {} | {:.2} |\n", split.name, rows, seconds / 3600.0);
         }
     }
     card += match settings.audio_of_rows {

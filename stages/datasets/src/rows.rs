@@ -1,18 +1,16 @@
 //! Rows with their recordings, for datasets that hold or name these.
 
-use std::path::Path;
-
 use arrow::array::{Array, RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{DataType, Schema};
 use flow_audio::AudioError;
-use flow_kind::event::Events;
+use flow_corpus::columns::{self, MANIFEST_COLUMNS};
 use flow_kind::{ExportSet, Input, Partition, StageError};
 use rayon::prelude::*;
 
-use crate::columns::{self, MANIFEST_COLUMNS};
-use crate::dataset_recordings::{RecordingPlaces, RowPlace, refusal};
-use crate::dataset_refused::Refused;
+use crate::recordings::{RecordingPlaces, RowPlace, refusal};
+use crate::refused::Refused;
+use crate::settings::DatasetFormat;
 
 /// Columns of a dataset, beside the recordings, that every row has.
 pub(crate) const COLUMNS: [&str; 6] = ["text", "duration", "lang", "segment_id", "shard_id", "source"];
@@ -24,33 +22,11 @@ const PLACES: [(&str, DataType); 4] = [
     ("size", DataType::Int64),
 ];
 
-/// What a dataset is written for: the stage, where its messages go, and whether to give up.
-pub(crate) struct Writing<'w> {
-    pub stage: &'w str,
-    pub events: &'w Events,
-    pub stop: &'w (dyn Fn() -> bool + Sync),
-}
-
-impl Writing<'_> {
-    /// # Errors
-    /// If the run gives up.
-    pub fn go_on(&self) -> Result<(), StageError> {
-        match (self.stop)() {
-            true => Err(StageError::failed("stopped")),
-            false => Ok(()),
-        }
-    }
-}
-
-pub(crate) fn failed_to_write(path: &Path, error: &dyn std::fmt::Display) -> StageError {
-    StageError::failed(format!("{}: {error}", path.display()))
-}
-
 /// Checks, before a run, that rows say where their recordings are.
 ///
 /// # Errors
 /// If they do not, naming the `format` that needs it.
-pub(crate) fn check_places(input: &Input, format: &str) -> Result<(), StageError> {
+pub(crate) fn check_places(input: &Input, format: DatasetFormat) -> Result<(), StageError> {
     let has = |name: &str| input.schema.field_with_name(name).is_ok();
     for (name, data_type) in PLACES.iter().filter(|(name, _)| has(name)) {
         columns::expect(input, name, data_type)?;
@@ -61,8 +37,9 @@ pub(crate) fn check_places(input: &Input, format: &str) -> Result<(), StageError
     Err(StageError::Input {
         name: input.name.clone(),
         message: format!(
-            "the rows of `{}` do not say where their recordings are, which `format: {format}` puts into the dataset",
-            input.name
+            "the rows of `{}` do not say where their recordings are, which `format: {}` puts into the dataset",
+            input.name,
+            format.as_str()
         ),
         help: Some("rows of manifest.read have `audio_path, start, \"offset\", size`; audio.extract gives them to rows of shards".into()),
     })

@@ -7,18 +7,19 @@ use std::sync::{Mutex, PoisonError};
 
 use flow_audio::AudioError;
 use flow_audio::part::{Extent, TOLERANCE_SECONDS, extent};
+use flow_corpus::columns::with_extra;
 use flow_corpus::extra::EXTRA;
 use flow_corpus::file_stem;
+use flow_corpus::partitions::with_rows;
 use flow_kind::{Artifact, Digest, ExportSet, Partition, StageError};
 use flow_storage::is_url;
 
-use crate::dataset_recordings::RowPlace;
-use crate::dataset_refused::Refused;
-use crate::dataset_rows::{RowsOfPartition, Unusable, Writing, read_together, wanted_columns};
 use crate::lhotse_items::{CutItem, Lines, Names, RecordingItem, SupervisionRows};
-use crate::pieces::parts_of;
-use crate::place_columns::with_extra;
-use crate::write_settings::WriteSettings;
+use crate::recordings::RowPlace;
+use crate::refused::Refused;
+use crate::rows::{RowsOfPartition, Unusable, read_together, wanted_columns};
+use crate::settings::DatasetSettings;
+use crate::writing::Writing;
 
 /// Rows whose recordings are looked at together.
 const READ_ROWS: usize = 256;
@@ -31,7 +32,7 @@ const REMEMBERED: usize = 4096;
 /// If a value is null, a recording is a part of a file, more rows than `max_unreadable` allows have no readable recording, or a
 /// file cannot be written.
 pub(crate) fn write_lhotse(
-    settings: &WriteSettings,
+    settings: &DatasetSettings,
     splits: &[(&'static str, &Artifact)],
     set: &mut ExportSet,
     writing: &Writing<'_>,
@@ -47,7 +48,7 @@ pub(crate) fn write_lhotse(
 }
 
 fn write_split(
-    settings: &WriteSettings,
+    settings: &DatasetSettings,
     split: &'static str,
     artifact: &Artifact,
     set: &mut ExportSet,
@@ -68,7 +69,7 @@ fn write_split(
     let mut names = Names::default();
     let mut rows = 0u64;
     let extents = Extents::default();
-    for partition in parts_of(artifact).0 {
+    for partition in with_rows(artifact) {
         for batch in artifact.read(partition, Some(&wanted))? {
             let batch = batch?;
             let mut from = 0;
@@ -237,7 +238,3 @@ fn part(start: f64, seconds: f64, extent: &Extent) -> Result<(f64, f64), Unusabl
     }
     Ok((start, duration))
 }
-
-#[cfg(test)]
-#[path = "write_lhotse_tests.rs"]
-mod tests;

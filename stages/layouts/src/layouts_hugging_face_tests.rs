@@ -1,0 +1,151 @@
+//! Data sets of Hugging Face.
+
+use super::*;
+
+#[test]
+fn data_sets_of_hugging_face_are_read_where_they_are() {
+    let expected = |stem: &str| {
+        [
+            row(&format!("{stem}/0"), "ek", "hi", None, 0.5),
+            row(&format!("{stem}/1"), "do", "hi", None, 0.75),
+        ]
+    };
+    for (name, stem) in [
+        ("hub", "train-00000-of-00001"),
+        ("hub/data/train-00000-of-00001.parquet", "train-00000-of-00001"),
+        ("hub/data/train-0000{0,0}-of-00001.parquet", "train-00000-of-00001"),
+        ("saved", "data-00000-of-00001"),
+        ("saved/data-00000-of-00001.arrow", "data-00000-of-00001"),
+    ] {
+        let output = run(settings(&data(name)));
+        let mut twice = expected(stem).to_vec();
+        if name.contains('{') {
+            twice.extend(expected(stem));
+        }
+        assert_eq!(rows_of(&output), twice, "{name}");
+        assert_eq!(
+            by_reason(&output),
+            counts(&[("missing_audio", twice.len() / 2), ("missing_text", twice.len() / 2)])
+        );
+        // Names of classes, not their numbers; times of another recording are no times of this one.
+        let extra: serde_json::Value = serde_json::from_str(extra_of(&output)[1].as_ref().unwrap()).unwrap();
+        assert_eq!(
+            extra,
+            serde_json::json!({"gender": "female", "original_begin_time": 8.0, "path": "0.wav"})
+        );
+        assert_eq!(recordings_of(&output)[..2], [wav("a.flac"), wav("b.flac")], "{name}");
+    }
+    let split = |name: &str, split: &str| ReadSettings {
+        split: split.into(),
+        ..settings(&data(name))
+    };
+    let output = run(split("hub", "test"));
+    assert_eq!(rows_of(&output), [row("test-00000-of-00001/0", "do", "hi", None, 0.75)]);
+    assert!(failure(split("hub", "dev")).contains("no split \"dev\", which"));
+    assert_eq!(
+        rows_of(&run(settings(&data("saved_dict")))),
+        expected("data-00000-of-00001")
+    );
+    assert_eq!(reasons(&run(split("saved_dict", "test"))), ["missing_text"]);
+    // Both splits have a file of one name.
+    let folder = copied(&["saved_dict/dataset_dict.json"]);
+    for name in ["data-00000-of-00001.arrow", "state.json"] {
+        for split in ["train", "test"] {
+            let to = folder.path().join("saved_dict").join(split);
+            fs::create_dir_all(&to).unwrap();
+            fs::copy(data("saved_dict/train").join(name), to.join(name)).unwrap();
+        }
+    }
+    let all = run(ReadSettings {
+        split: "all".into(),
+        ..settings(&folder.path().join("saved_dict"))
+    });
+    let ids: Vec<String> = ["test", "train"]
+        .iter()
+        .flat_map(|split| (0..2).map(move |row| format!("{split}/data-00000-of-00001/{row}")))
+        .collect();
+    let mut found = column(&all, "segment_id");
+    found.sort();
+    assert_eq!(found, ids);
+    // A manifest of these rows is read again.
+    let output = run(settings(&data("saved")));
+    let folder = tempfile::tempdir().unwrap();
+    let line = |path: &String| {
+        serde_json::json!({"audio_filepath": path, "duration": 0.5, "text": "x", "lang": "hi"}).to_string()
+    };
+    let lines: Vec<String> = column(&output, "audio_path").iter().map(line).collect();
+    fs::write(folder.path().join("m.jsonl"), lines.join("\n")).unwrap();
+    let again = run(settings(&folder.path().join("m.jsonl")));
+    assert_eq!(recordings_of(&again)[0], wav("a.flac"));
+}
+
+#[test]
+fn rows_without_bytes_are_read_again_when_their_recordings_turn_up() {
+    use arrow::array::{ArrayRef, BinaryArray, RecordBatch, StructArray};
+    let folder = tempfile::tempdir().unwrap();
+    let texts = |texts: [&str; 2]| Arc::new(StringArray::from_iter_values(texts)) as ArrayRef;
+    let bytes = BinaryArray::from_opt_vec(vec![Some(b"x"), None]);
+    let audio = StructArray::try_from(vec![
+        ("bytes", Arc::new(bytes) as ArrayRef),
+        ("path", texts(["", "a.flac"])),
+    ]);
+    let columns = [
+        ("audio", Arc::new(audio.unwrap()) as ArrayRef),
+        ("text", texts(["x", "ek"])),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let mut writer = ArrowWriter::try_new(fs::File::create(at("x.parquet")).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let file = fs::File::create(at("x.arrow")).unwrap();
+    let mut writer = arrow::ipc::writer::StreamWriter::try_new(file, &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    for name in ["x.parquet", "x.arrow"] {
+        let settings = with_lang(&at(name), "hi");
+        let (before, missing) = (extras(&settings), run(settings.clone()));
+        assert_eq!(column(&missing, "text"), Vec::<String>::new());
+        fs::write(at("a.flac"), wav("a.flac")).unwrap();
+        assert_ne!(extras(&settings), before, "{name}");
+        assert_eq!(column(&run(settings), "text"), ["ek"]);
+        fs::remove_file(at("a.flac")).unwrap();
+    }
+}
+
+#[test]
+fn damaged_data_sets_are_named() {
+    let folder = copied(&[
+        "saved/data-00000-of-00001.arrow",
+        "saved/state.json",
+        "hub/data/train-00000-of-00001.parquet",
+    ]);
+    let arrow = folder.path().join("saved/data-00000-of-00001.arrow");
+    let whole = fs::read(&arrow).unwrap();
+    for length in [0, 3, 8, 100, whole.len() / 2, whole.len() - 12] {
+        fs::write(&arrow, &whole[..length]).unwrap();
+        let said = match Harness::<Read>::new(settings(&folder.path().join("saved"))).run() {
+            Err(error) => error.to_string(),
+            Ok(output) => panic!("{length}: {:?}", rows_of(&output)),
+        };
+        assert!(said.contains("data-00000-of-00001.arrow"), "{said}");
+    }
+    // Polars writes the schema at the beginning without its length.
+    fs::write(&arrow, [&b"ARROW1\0\0\x04\0\0\0\xf2\xff\xff\xff"[..], &whole].concat()).unwrap();
+    let error = Harness::<Read>::new(settings(&folder.path().join("saved"))).run();
+    let said = error.err().unwrap().to_string();
+    assert!(said.contains("as Polars writes it"), "{said}");
+    for at in (0..whole.len().min(3_000)).step_by(7) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0xff;
+        fs::write(&arrow, &bytes).unwrap();
+        // An error or rows, and no panic.
+        let _ = Harness::<Read>::new(settings(&folder.path().join("saved"))).run();
+    }
+    fs::write(
+        folder.path().join("saved/state.json"),
+        "{\"_data_files\": [{\"filename\": \"../x.arrow\"}]}",
+    )
+    .unwrap();
+    assert!(failure(settings(&folder.path().join("saved"))).contains("names no file of the folder"));
+}

@@ -1,0 +1,5 @@
+//! Datasets as `manifest.write` writes them, read again.
+
+mod data;
+mod hugging_face;
+mod lhotse;
