@@ -211,7 +211,7 @@ impl Sounds {
         })
     }
 
-    /// Whether all sounds together have at most so many samples. Unknown lengths count as too long.
+    /// Whether all sounds together have at most `most_samples`. Unknown lengths count as too long.
     fn fit(&self, most_samples: usize) -> bool {
         let mut left = most_samples as f64 / f64::from(SAMPLE_RATE);
         self.sounds.iter().all(|sound| {
