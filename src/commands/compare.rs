@@ -36,12 +36,29 @@ pub fn compare(arguments: &CompareArguments, out: &mut dyn Write) -> Result<Exit
     let store = opened_store(&arguments.state)?;
     let sides = arguments.runs.iter().map(|name| side(&PastRun::called(&store, name)?));
     let sides: Vec<Side> = sides.collect::<Result<_, Failure>>()?;
-    let shown = |row: Vec<String>| row.into_iter().map(shortened).collect();
+    let shown = |row: Vec<String>| {
+        let mut row = row.into_iter();
+        let name = row.next().map(without_middle);
+        name.into_iter().chain(row.map(shortened)).collect()
+    };
     let rows: Vec<Vec<String>> = rows(&sides).into_iter().map(shown).collect();
     for line in lines(&rows) {
         writeln!(out, "{line}")?;
     }
     Ok(Exit::Done)
+}
+
+/// A name of at most [`LONGEST`] characters: long ones differ at their ends.
+fn without_middle(name: String) -> String {
+    let characters: Vec<char> = name.chars().collect();
+    if characters.len() <= LONGEST {
+        return name;
+    }
+    let (begin, end) = (
+        &characters[..LONGEST / 2],
+        &characters[characters.len() - LONGEST / 2..],
+    );
+    begin.iter().chain(['…'].iter()).chain(end).collect()
 }
 
 /// A value cut to [`LONGEST`] characters.

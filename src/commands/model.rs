@@ -9,7 +9,9 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::{AttentionContext, CausalConfig, NormPosition};
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
-use flow_store::remove_left;
+use flow_store::{remove_left, write_atomically};
+use flow_transcription::calibration::Calibration;
+use flow_transcription::recognizer::digest;
 
 use crate::arguments::{
     ModelCommand, ModelConvertArguments, ModelDiffArguments, ModelFormat, ModelInfoArguments, NewPieces,
@@ -243,9 +245,19 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let _ = remove_left(folder.unwrap_or(Path::new(".")));
     let mut model = open(&arguments.from)?;
+    let calibration = calibration_of(&model.path)?;
+    // Beside an archive; of a folder, which is not there yet, it is a part.
+    let beside = Calibration::path_of(&arguments.to);
+    if format == Format::Nemo && !arguments.force && beside.symlink_metadata().is_ok() {
+        return Err(Failure::usage(
+            format!("{} is there already: it is of another model", beside.display()),
+            "give another name, or `--force` to replace it",
+        ));
+    }
     for note in &model.notes {
         writeln!(out, "note: {note}")?;
     }
+    let mut keeps_scores = arguments.dtype.is_none();
     if let Some(path) = &arguments.tokenizer {
         let tokenizer = tokenizer_of_file(path)?;
         let how = match arguments.new_pieces {
@@ -260,6 +272,7 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
             Some(change) => {
                 write!(out, "{}", change.table())?;
                 writeln!(out, "{}", change.summary())?;
+                keeps_scores = false;
             }
             None => writeln!(out, "the tokenizer has the model's own pieces: no row changes")?,
         }
@@ -274,8 +287,42 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
     for note in notes {
         writeln!(out, "note: {note}")?;
     }
+    let copied = Calibration::path_of(&arguments.to);
+    match calibration {
+        Some(calibration) if keeps_scores => {
+            let calibration = calibration.of_copy(&arguments.to).map_err(Failure::unreadable)?;
+            write_atomically(&copied, &calibration.to_json().map_err(Failure::unreadable)?)?;
+            writeln!(out, "{}: the calibration of confidences", copied.display())?;
+        }
+        given => {
+            if let Err(error) = std::fs::remove_file(&copied)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                return Err(Failure::unreadable(format!(
+                    "cannot remove {}: {error}",
+                    copied.display()
+                )));
+            }
+            if given.is_some() {
+                writeln!(
+                    out,
+                    "note: the calibration of confidences is left out, as scores change: `flow evaluate confidence --calibrate` makes \
+                     another one"
+                )?;
+            }
+        }
+    }
     writeln!(out, "{}: {}", arguments.to.display(), format.name())?;
     Ok(Exit::Done)
+}
+
+/// The calibration of confidences that a model has.
+fn calibration_of(model: &Path) -> Result<Option<Calibration>, Failure> {
+    if !Calibration::path_of(model).exists() {
+        return Ok(None);
+    }
+    let found = digest(model).and_then(|digest| Calibration::of_model(model, &digest));
+    found.map_err(Failure::unreadable)
 }
 
 /// The format that follows from a name.

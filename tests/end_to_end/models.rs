@@ -89,6 +89,46 @@ fn a_model_goes_through_all_forms_and_stays_the_same() {
     );
 }
 
+#[test]
+fn a_calibration_goes_with_the_model_where_scores_stay() {
+    let place = Workplace::new("micro");
+    let [nemo, folder, rounded] = ["a.nemo", "folder", "rounded.nemo"].map(|name| place.path(name));
+    expect_code(&model(&["convert", text(&golden("hf")), text(&nemo)]), 0);
+    let digest = blake3::hash(&std::fs::read(&nemo).unwrap()).to_hex();
+    let points = r#""words":2,"points":[[0.1,0.2],[0.9,0.8]]"#;
+    let calibration = format!(r#"{{"version":1,"model_digest":"{digest}",{points}}}"#);
+    std::fs::write(place.path("a.confidence_calibration.json"), calibration).unwrap();
+
+    expect_code(&model(&["convert", text(&nemo), text(&folder)]), 0);
+    let copied = std::fs::read_to_string(folder.join("confidence_calibration.json")).unwrap();
+    assert!(copied.contains(points) && !copied.contains(digest.as_str()), "{copied}");
+    // It belongs to the copy: another conversion reads it.
+    expect_code(&model(&["convert", text(&folder), text(&place.path("b.nemo"))]), 0);
+    assert!(place.path("b.confidence_calibration.json").exists());
+
+    let left_out = model(&["convert", text(&folder), text(&rounded), "--dtype", "bf16"]);
+    expect_code(&left_out, 0);
+    assert!(
+        stdout(&left_out).contains("calibration of confidences is left out"),
+        "{}",
+        stdout(&left_out)
+    );
+    assert!(!place.path("rounded.confidence_calibration.json").exists());
+
+    // That of another model is not replaced unasked, and does not stay beside a new one.
+    std::fs::write(place.path("c.confidence_calibration.json"), "{}").unwrap();
+    let target = place.path("c.nemo");
+    let refused = model(&["convert", text(&golden("hf")), text(&target)]);
+    expect_code(&refused, 2);
+    assert!(
+        stderr(&refused).contains("c.confidence_calibration.json"),
+        "{}",
+        stderr(&refused)
+    );
+    expect_code(&model(&["convert", text(&golden("hf")), text(&target), "--force"]), 0);
+    assert!(!place.path("c.confidence_calibration.json").exists());
+}
+
 /// `MODEL+ADAPTER` is the merged model, for `flow model`, transcription and as the model that training begins with.
 #[test]
 fn an_adapter_is_added_wherever_a_model_is_named() {

@@ -17,7 +17,7 @@ use crate::files::{label, trailing_number};
 use crate::folder_languages::FolderLanguages;
 use crate::json_line;
 use crate::looks::{check_version, version_of};
-use crate::manifest_row::{ManifestRow, Refusal, refuse};
+use crate::manifest_row::{ManifestRow, Refusal, refuse, refuse_by_rule};
 use crate::names::strip_dot_slash;
 use crate::naming::{language, named, names_all};
 use crate::places::Places;
@@ -401,6 +401,10 @@ pub fn row_of<'t>(
         Ok(_) => return Err(refuse("bad_json", format!("line {number} is not a JSON object"))),
         Err(error) => return Err(bad_json(&error, number)),
     };
+    // As NeMo's loader leaves such rows out.
+    if fields.get("_skipme") == Some(&Value::Bool(true)) {
+        return Err(refuse_by_rule("skipme", "`_skipme` is true"));
+    }
     let fields = Fields::new(line, &read, fields, &rules.names);
     if let Some(key) = fields.file_key(tarred) {
         return row_as_of_table(&fields, key, rules, stem);

@@ -1,3 +1,4 @@
+use flow_kind::RejectClass;
 use proptest::prelude::*;
 
 use super::*;
@@ -28,6 +29,15 @@ fn a_line_becomes_a_row() {
         (Some(1.5), Some(2.0), "hi")
     );
     assert_eq!(read.wanted.files, [Path::new("/m/a/b.wav"), Path::new("a/b.wav")]);
+
+    let marked = |mark: &str| {
+        row(&format!(
+            r#"{{"audio_filepath": "a", "text": "x", "duration": 1, "_skipme": {mark}}}"#
+        ))
+    };
+    let refusal = marked("true").unwrap_err();
+    assert_eq!((refusal.class, refusal.reason), (RejectClass::Rule, "skipme"));
+    assert!(marked("false").is_ok());
 
     let ours = row(
         r#"{"tar_path": "s/hi/hi_1/hi_1.tar", "tar_member_name": "./b.flac", "duration": 1, "text": "<|hi|> x", "segment_id": "b", "shard_id": "hi_1", "source": "v"}"#,

@@ -6,7 +6,8 @@
 mod columns;
 mod hub;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -31,7 +32,7 @@ pub use hub::open_dataset;
 
 use super::at_once::threads_for;
 use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
-use super::splits::{chosen, spoken_of, usual};
+use super::splits::{chosen, refuse_other, spoken_of, usual};
 use super::stream_offsets::ArrowFile;
 use super::utterance::{Common, Utterance, language_called, text_of};
 
@@ -350,7 +351,9 @@ pub(super) fn chosen_files(
     let mut configs: Vec<&str> = all.iter().map(|file| file.config.as_str()).collect();
     configs.sort_unstable();
     configs.dedup();
-    if let [_, _, ..] = configs.as_slice() {
+    // One configuration for each language is one corpus.
+    let is_language = |config: &&str| language_called(config.rsplit('/').next().unwrap_or_default()).is_some();
+    if configs.len() > 1 && !configs.iter().all(is_language) {
         let why = format!(
             "it has several configurations: {}; name the folder of one",
             configs.join(", ")
@@ -360,6 +363,10 @@ pub(super) fn chosen_files(
     let splits: Vec<&str> = all.iter().map(|file| file.split.as_str()).collect();
     let (places, told) = chosen(&splits, &settings.split, root)?;
     let files: Vec<Listed> = places.into_iter().map(|place| all[place].clone()).collect();
+    let missing = match missing_numbers(files.iter().map(|file| file.path.as_path())) {
+        Some(missing) => format!("; {missing}"),
+        None => String::new(),
+    };
     let partial = files.iter().any(|file| {
         file.path
             .components()
@@ -372,14 +379,17 @@ pub(super) fn chosen_files(
     };
     Ok((
         files,
-        told.map_or_else(String::new, |told| format!("; {told}")) + partial,
+        told.map_or_else(String::new, |told| format!("; {told}")) + &missing + partial,
     ))
 }
 
 pub fn open_parquet(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let (files, told) = match root.is_dir() {
         true => chosen_files(root, listed(root, "parquet")?, settings)?,
-        false => (vec![named(root)], String::new()),
+        false => {
+            refuse_other(&split_of_file(root), &settings.split, root)?;
+            (vec![named(root)], String::new())
+        }
     };
     open_parquet_files(
         root,
@@ -394,6 +404,36 @@ pub fn open_named(files: Vec<PathBuf>, settings: &ReadSettings) -> Result<Manife
     let root = files.first().cloned().unwrap_or_default();
     let files = files.into_iter().map(|path| (path, String::new())).collect();
     open_parquet_files(&root, files, String::new(), settings)
+}
+
+/// The split that a file is of by its name, or that of its folder; empty where neither says it.
+fn split_of_file(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let above = path
+        .parent()
+        .and_then(Path::file_name)
+        .unwrap_or_default()
+        .to_string_lossy();
+    let mut splits = [&stem, &above].into_iter().map(|name| spoken_of(name));
+    let known = splits.find(|split| ["train", "validation", "test"].contains(split));
+    known.unwrap_or_default().to_string()
+}
+
+/// What is missing of files with numbers, `train-00000-of-00047.parquet`.
+fn missing_numbers<'p>(paths: impl Iterator<Item = &'p Path>) -> Option<String> {
+    let mut sets: BTreeMap<(&Path, &str, usize), BTreeSet<usize>> = BTreeMap::new();
+    for path in paths {
+        let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        if let (Some(Numbered { split, number, total }), Some(folder)) = (numbered(stem), path.parent()) {
+            sets.entry((folder, split, total)).or_default().insert(number);
+        }
+    }
+    let (of, found) = sets.iter().find(|((_, _, total), found)| found.len() < *total)?;
+    let (folder, split, total) = of;
+    let (found, folder) = (found.len(), folder.display());
+    Some(format!(
+        "there are only {found} of {total} files {folder}/{split}-NNNNN-of-{total:05}"
+    ))
 }
 
 fn named(path: &Path) -> Listed {
@@ -493,6 +533,21 @@ fn name_by_split(files: &mut [File]) {
     }
 }
 
+/// Files of one name in several folders (`hindi/train-00000-of-00001.parquet`) call their rows by the folder, too.
+fn name_by_folder(files: &mut [File], root: &Path) {
+    let mut folders: HashMap<&str, Option<&Path>> = HashMap::new();
+    let is_unclear = files.iter().any(|file| {
+        let folder = file.path.parent();
+        folders.insert(&file.stem, folder).is_some_and(|other| other != folder)
+    });
+    for file in files.iter_mut().filter(|_| is_unclear) {
+        let below = file.path.parent().and_then(|folder| folder.strip_prefix(root).ok());
+        if let Some(below) = below.filter(|below| !below.as_os_str().is_empty()) {
+            file.stem = format!("{}/{}", below.display(), file.stem);
+        }
+    }
+}
+
 fn open_files(
     root: &Path,
     mut files: Vec<File>,
@@ -500,6 +555,7 @@ fn open_files(
     settings: &ReadSettings,
 ) -> Result<Manifest, ManifestError> {
     name_by_split(&mut files);
+    name_by_folder(&mut files, root);
     let columns = files.first().map(|file| &file.columns);
     let columns = columns.map_or_else(String::new, |columns| {
         format!(
@@ -559,6 +615,12 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
         }
         files
     } else if root.join("state.json").is_file() {
+        // A split of a saved dictionary has its name; a data set of its own may have any.
+        let is_split = root
+            .parent()
+            .is_some_and(|above| above.join("dataset_dict.json").is_file());
+        let name = root.file_name().unwrap_or_default().to_string_lossy();
+        refuse_other(if is_split { &name } else { "train" }, &settings.split, root)?;
         saved_files(root)?
             .into_iter()
             .map(|path| (path, String::new()))
@@ -583,6 +645,7 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
         told = read;
         files.into_iter().map(|file| (file.path, file.split)).collect()
     } else {
+        refuse_other(&split_of_file(root), &settings.split, root)?;
         vec![(root.to_path_buf(), String::new())]
     };
     let open = |(path, split): (PathBuf, String)| {
@@ -731,6 +794,19 @@ impl Corpus for DataSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_files_of_a_numbered_split_are_told() {
+        let missing = |names: &[&str]| missing_numbers(names.iter().map(Path::new));
+        let all = [
+            "d/train-00000-of-00002.parquet",
+            "d/train-00001-of-00002.parquet",
+            "d/x.parquet",
+        ];
+        assert_eq!(missing(&all), None);
+        let told = missing(&all[1..]).unwrap();
+        assert_eq!(told, "there are only 1 of 2 files d/train-NNNNN-of-00002");
+    }
 
     #[test]
     fn names_of_files_tell_configuration_and_split() {

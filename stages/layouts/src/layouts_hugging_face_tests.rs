@@ -47,6 +47,32 @@ fn data_sets_of_hugging_face_are_read_where_they_are() {
         expected("data-00000-of-00001")
     );
     assert_eq!(reasons(&run(split("saved_dict", "test"))), ["missing_text"]);
+    // A single file or saved split is of one split, which another name does not fit.
+    for name in [
+        "hub/data/train-00000-of-00001.parquet",
+        "saved/data-00000-of-00001.arrow",
+        "saved_dict/train",
+    ] {
+        assert!(
+            failure(split(name, "valid")).contains("this is of the split \"train\""),
+            "{name}"
+        );
+        assert_eq!(rows_of(&run(split(name, "train"))).len(), 2, "{name}");
+    }
+    // One configuration for each language is one corpus; others are not.
+    let folder = tempfile::tempdir().unwrap();
+    for language in ["hindi", "ta"] {
+        fs::create_dir(folder.path().join(language)).unwrap();
+        let to = folder.path().join(language).join("train-00001-of-00003.parquet");
+        fs::copy(data("hub/data/train-00000-of-00001.parquet"), to).unwrap();
+    }
+    let output = run(settings(folder.path()));
+    let names: Vec<String> = rows_of(&output).into_iter().map(|row| row.0).collect();
+    let stem = "train-00001-of-00003";
+    let of = |folder: &str| [0, 1].map(|number| format!("{folder}/{stem}/{number}"));
+    assert_eq!(names, [of("hindi"), of("ta")].concat());
+    fs::rename(folder.path().join("ta"), folder.path().join("clean")).unwrap();
+    assert!(failure(settings(folder.path())).contains("several configurations: clean, hindi"));
     // Both splits have a file of one name.
     let folder = copied(&["saved_dict/dataset_dict.json"]);
     for name in ["data-00000-of-00001.arrow", "state.json"] {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::folder_entries::{base_of, entries_of};
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
-use super::splits::chosen;
+use super::splits::{chosen, refuse_other};
 use super::table_lines::TableLines;
 use super::utterance::{Common, Utterance, text_of};
 
@@ -393,10 +393,11 @@ pub fn open_recordings(root: &Path, settings: &ReadSettings, scratch: &Path) -> 
             let (places, told) = chosen(&splits, &settings.split, root)?;
             (places.into_iter().map(|place| all[place].clone()).collect(), told)
         }
-        false => (
-            vec![pair_of(root).ok_or_else(|| ManifestError::manifest(root, lacking))?],
-            None,
-        ),
+        false => {
+            let pair = pair_of(root).ok_or_else(|| ManifestError::manifest(root, lacking))?;
+            refuse_other(&pair.2, &settings.split, root)?;
+            (vec![pair], None)
+        }
     };
     let open = |(recordings, supervisions, _): &(PathBuf, PathBuf, String)| {
         let recordings = LineFile::open(recordings, scratch)?;
@@ -520,7 +521,12 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
             let (places, told) = chosen(&splits, &settings.split, root)?;
             (places.into_iter().map(|place| all[place].0.clone()).collect(), told)
         }
-        false => (vec![root.to_path_buf()], None),
+        false => {
+            let name = root.file_name().unwrap_or_default().to_string_lossy();
+            let own = without(&name, "cuts").map_or("", |(_, split)| split.trim_matches(['_', '-', '.']));
+            refuse_other(own, &settings.split, root)?;
+            (vec![root.to_path_buf()], None)
+        }
     };
     let (mut opened, mut all_paths) = (Vec::new(), Vec::new());
     for path in &files {

@@ -91,6 +91,28 @@ pub fn chosen<N: AsRef<str>>(
     Ok((found, told))
 }
 
+/// Refuses a `setting` that names another split than the one, `own`, of a single file or folder at `root`. One without a name is for
+/// training.
+///
+/// # Errors
+/// Where it does.
+pub fn refuse_other(own: &str, setting: &str, root: &Path) -> Result<(), ManifestError> {
+    let own = if own.is_empty() { "train" } else { own };
+    let wanted = usual(setting);
+    if setting.is_empty()
+        || setting == ALL
+        || setting.eq_ignore_ascii_case(own)
+        || wanted == usual(own)
+        || wanted == spoken_of(own)
+    {
+        return Ok(());
+    }
+    Err(ManifestError::manifest(
+        root,
+        format!("`split` names {setting:?}, and this is of the split {own:?}; name the folder that has all splits"),
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +136,19 @@ mod tests {
             [0, 1]
         );
         assert_eq!(chosen(&["train-clean-100", "test-clean"], "test-clean").0, [1]);
+        let fits = |own: &str, setting: &str| refuse_other(own, setting, Path::new("c")).is_ok();
+        for (own, setting) in [
+            ("", "train"),
+            ("dev-clean", "valid"),
+            ("dev-clean", "DEV-clean"),
+            ("x", "all"),
+            ("x", ""),
+        ] {
+            assert!(fits(own, setting), "{own} {setting}");
+        }
+        for (own, setting) in [("", "test"), ("dev-clean", "dev-other"), ("train", "valid")] {
+            assert!(!fits(own, setting), "{own} {setting}");
+        }
         assert!(
             chosen(&["a", "b"], "")
                 .1

@@ -6,59 +6,12 @@ use flow_corpus::ReadSettings;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::naming::language;
 use flow_corpus::times::TIME_KEYS;
+use flow_text::language_names::code_of_name;
 use flow_text::language_tag::is_language;
-
-/// English names of languages that corpora call their folders and values by, and their codes.
-const NAMES: [(&str, &str); 42] = [
-    ("assamese", "as"),
-    ("bengali", "bn"),
-    ("bodo", "brx"),
-    ("dogri", "doi"),
-    ("dutch", "nl"),
-    ("english", "en"),
-    ("french", "fr"),
-    ("german", "de"),
-    ("gujarati", "gu"),
-    ("hindi", "hi"),
-    ("italian", "it"),
-    ("kannada", "kn"),
-    ("kashmiri", "ks"),
-    ("konkani", "kok"),
-    ("maithili", "mai"),
-    ("malayalam", "ml"),
-    ("manipuri", "mni"),
-    ("marathi", "mr"),
-    ("nepali", "ne"),
-    ("odia", "or"),
-    ("oriya", "or"),
-    ("polish", "pl"),
-    ("portuguese", "pt"),
-    ("punjabi", "pa"),
-    ("sanskrit", "sa"),
-    ("santali", "sat"),
-    ("sindhi", "sd"),
-    ("spanish", "es"),
-    ("tamil", "ta"),
-    ("telugu", "te"),
-    ("urdu", "ur"),
-    ("arabic", "ar"),
-    ("chinese", "zh"),
-    ("czech", "cs"),
-    ("indonesian", "id"),
-    ("japanese", "ja"),
-    ("korean", "ko"),
-    ("russian", "ru"),
-    ("thai", "th"),
-    ("turkish", "tr"),
-    ("ukrainian", "uk"),
-    ("vietnamese", "vi"),
-];
 
 /// The code of a language that is called by its English name; a code as it is. None of another text.
 pub fn language_called(name: &str) -> Option<&str> {
-    let lower = name.trim().to_lowercase();
-    let known = NAMES.iter().find(|(known, _)| *known == lower);
-    known.map(|(_, code)| *code).or_else(|| is_code(name).then_some(name))
+    code_of_name(name).or_else(|| is_code(name).then_some(name))
 }
 
 /// Whether a name is a code of two or three letters, perhaps with a region (`hi`, `hi_in`).

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flow_kind::open_regular_file;
 use serde::{Deserialize, Serialize};
 
+use crate::recognizer::digest;
 use crate::{Result, TranscriptionError, Word};
 
 /// The file in a model's folder; beside an archive it has the archive's name before it.
@@ -146,6 +147,15 @@ impl Calibration {
             return Err(wrong(why.to_owned()));
         }
         Ok(Some(found))
+    }
+
+    /// That of a copy of the model in another format, which has the same scores.
+    ///
+    /// # Errors
+    /// If the copy cannot be read.
+    pub fn of_copy(mut self, copy: &Path) -> Result<Self> {
+        self.model_digest = digest(copy)?;
+        Ok(self)
     }
 
     /// # Errors

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use flow_kind::open_regular_file;
 use flow_model::tokenizer::Tokenizer;
+use flow_text::language_names::code_of_name;
 use flow_text::language_tag::{is_language, same_language, split_tag};
 use serde::{Deserialize, Serialize};
 use unicode_script::Script;
@@ -157,7 +158,7 @@ fn digest(tokenizer: &Tokenizer) -> String {
     blake3::hash(tokenizer.bytes()).to_hex().to_string()
 }
 
-/// Codes of languages in a list apart by commas; `auto` and nothing are none.
+/// Codes or English names of languages, separated by commas; `auto` and nothing are none.
 ///
 /// # Errors
 /// What is not a code of a language.
@@ -168,6 +169,8 @@ pub fn parse_languages(text: &str) -> std::result::Result<Vec<String>, String> {
         .map(str::trim)
         .filter(|code| !code.is_empty() && *code != "auto")
     {
+        // Clients of Whisper send `english` too.
+        let code = code_of_name(code).unwrap_or(code);
         if !is_language(code) {
             let shown: String = code.chars().filter(|c| !c.is_control()).take(40).collect();
             return Err(format!(
@@ -378,7 +381,8 @@ mod tests {
     fn lists_of_languages_are_checked() {
         assert_eq!(parse_languages(" fr, pt-BR,fr,").unwrap(), ["fr", "pt-BR"]);
         assert_eq!(parse_languages("auto").unwrap(), [""; 0]);
-        assert!(parse_languages("english").unwrap_err().contains("`english`"));
+        assert_eq!(parse_languages("English,fr,en").unwrap(), ["en", "fr"]);
+        assert!(parse_languages("englisch").unwrap_err().contains("`englisch`"));
         let many: Vec<String> = (b'a'..=b'z').map(|c| format!("a{}", c as char)).collect();
         assert!(parse_languages(&many.join(",")).is_err());
     }

@@ -82,13 +82,14 @@ pub(super) fn dataset_card(settings: &DatasetSettings, splits: &[WrittenSplit]) 
     let features = splits
         .first()
         .map_or(Vec::new(), |split| split.schema.fields().iter().map(feature).collect());
+    let with_rows = || splits.iter().filter(|split| split.rows > 0);
     let header = Header {
         license: Some(settings.license.clone()).filter(|license| !license.is_empty()),
         task_categories: ["automatic-speech-recognition"],
         configs: [Config {
             config_name: "default",
-            data_files: splits
-                .iter()
+            // `datasets` refuses a split without rows.
+            data_files: with_rows()
                 .map(|split| DataFiles {
                     split: split.name,
                     path: format!("data/{}-*", split.name),
@@ -97,8 +98,7 @@ pub(super) fn dataset_card(settings: &DatasetSettings, splits: &[WrittenSplit]) 
         }],
         dataset_info: Info {
             features,
-            splits: splits
-                .iter()
+            splits: with_rows()
                 .map(|split| SplitInfo {
                     name: split.name,
                     num_bytes: split.bytes,

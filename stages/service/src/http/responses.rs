@@ -29,13 +29,13 @@ pub fn transcript(finished: &Finished, asked: &Asked) -> Result<Response, ApiErr
             if asked.logprobs {
                 document["logprobs"] = logprobs(&finished.tokens, true);
             }
-            json(document)
+            json(with_warnings(document, &finished.warnings))
         }
         ResponseFormat::VerboseJson => json(with_warnings(
             verbose(transcript, asked.words, asked.segments),
             &finished.warnings,
         )),
-        ResponseFormat::DiarizedJson => json(diarized(transcript)),
+        ResponseFormat::DiarizedJson => json(with_warnings(diarized(transcript), &finished.warnings)),
         // With speakers, each line begins with one.
         ResponseFormat::Text if asked.diarize || asked.split_channels => {
             written(transcript, Format::Txt, "text/plain; charset=utf-8")
