@@ -17,25 +17,7 @@ use flow_runtime::harness::Output;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
-use super::data::{layout, read, read_with, rows_of, with_texts, write_as, write_batch};
-
-/// The files below a folder, without the description of the set.
-fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
-            match path.is_dir() {
-                true => folders.push(path),
-                false if name == "flow.json" || name == ".flow-lock" => {}
-                false => assert!(found.insert(name, fs::read(&path).unwrap()).is_none()),
-            }
-        }
-    }
-    found
-}
+use super::data::{files, layout, read, read_with, rows_of, with_texts, write_as, write_batch};
 
 fn items(packed: &[u8]) -> Vec<Value> {
     let mut text = String::new();
