@@ -15,6 +15,7 @@ use super::lock::{Lock, new_token};
 use super::object_set::{self, ObjectSet};
 use super::recovery::TEMPORARY;
 use super::sources::SourceDigests;
+use super::temporary_file::keep_permissions;
 use super::versioned_json;
 use super::written_files::{WRITTEN, WrittenFiles};
 use flow_base::digest::Digest;
@@ -550,6 +551,9 @@ impl ExportSet {
             {
                 to.create_folder(parent)?;
             }
+            let written = std::fs::File::open(path);
+            let kept = written.and_then(|file| keep_permissions(&file, &target));
+            kept.map_err(|e| StoreError::io("write", &target, e))?;
             to.rename(path, &target)?;
             failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
         }

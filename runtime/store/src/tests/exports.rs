@@ -1,6 +1,7 @@
 //! Exports are complete, or detectably incomplete.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -45,7 +46,9 @@ fn an_export_is_whole_or_visibly_not() {
     );
     let made = ["flow.json", "gone.txt", "below/a.bin", "train.parquet"].map(String::from);
     assert_eq!(names(&folder), BTreeSet::from(made));
-    // Foreign files stay; files that the new set does not have are removed.
+    // Foreign files stay, and so do permissions; files that the new set does not have are removed.
+    let mode = |name: &str| std::fs::metadata(folder.join(name)).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(folder.join("train.parquet"), std::fs::Permissions::from_mode(0o640)).unwrap();
     std::fs::write(folder.join("notes.txt"), "mine").unwrap();
     export(&folder, 2, &["train.parquet", "below/a.bin"], Files::default()).unwrap();
     assert_eq!(
@@ -56,6 +59,7 @@ fn an_export_is_whole_or_visibly_not() {
         std::fs::read_to_string(folder.join("train.parquet")).unwrap(),
         "train.parquet 2"
     );
+    assert_eq!(mode("train.parquet"), 0o640);
     std::fs::write(folder.join("below/a.bin"), "below/a.bin 3").unwrap();
     assert_eq!(
         standing(2),
