@@ -1,6 +1,7 @@
 //! Whether recordings have changed that datasets hold.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 
 use flow_audio::embedded::file_of;
 use flow_corpus::looks::{Chain, looks_of};
@@ -16,6 +17,7 @@ use crate::rows::columns_of_places;
 pub(crate) fn versions_of_recordings(shards: &str, splits: &[(&'static str, &Artifact)]) -> Result<Digest, StageError> {
     let mut chain = Chain::default();
     let mut seen: HashSet<Digest> = HashSet::new();
+    let mut last = PathBuf::new();
     for (_, artifact) in splits {
         let wanted = columns_of_places(artifact.schema());
         for partition in with_rows(artifact) {
@@ -27,9 +29,12 @@ pub(crate) fn versions_of_recordings(shards: &str, splits: &[(&'static str, &Art
                     // A row that does not say where its recording is ends the run when it is written.
                     let Ok(place) = places.of_row(row) else { continue };
                     let file = file_of(&place.path);
-                    let is_last = new.last().is_some_and(|last| last.files[0] == file);
-                    if !is_last && seen.insert(Digest::of(file.as_os_str().as_encoded_bytes())) {
-                        new.push(Wanted::file(file));
+                    // Rows of one file mostly follow each other.
+                    if last != file {
+                        if seen.insert(Digest::of(file.as_os_str().as_encoded_bytes())) {
+                            new.push(Wanted::file(file));
+                        }
+                        last = file.to_path_buf();
                     }
                 }
                 looks_of(&new)?.iter().for_each(|look| chain.add(look));
