@@ -133,19 +133,21 @@ impl PlanState {
             return Ok(verdict::of_open_export(PathBuf::new(), own_change, reason));
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
-        let body = catch_panic(|| match stage.settings.open(&context)? {
-            Body::Export(body) => Ok(body),
+        let (folder, manifest, body) = catch_panic(|| match stage.settings.open(&context)? {
+            Body::Export(body) => Ok((body.folder(), body.manifest(), body)),
             _ => Err(StageError::failed(
                 "the kind says it is an export, but its body is none",
             )),
         })
         .map_err(|error| self.failed(node, None, error))?;
-        let (folder, manifest) = (body.folder(), body.manifest());
         if !self.is_settled_upstream(node) {
             let reason = "if the rejects before it change".to_string();
             return Ok(verdict::of_open_export(folder, own_change, reason));
         }
-        let further = catch_panic(|| body.further_inputs()).map_err(|error| self.failed(node, None, error))?;
+        let further = match self.selection.selected[node] {
+            true => catch_panic(|| body.further_inputs()).map_err(|error| self.failed(node, None, error))?,
+            false => None,
+        };
         self.read_key_inputs(node)?;
         let known = self.snapshot();
         let key_inputs = self.graph.nodes[node].key_inputs.iter();
