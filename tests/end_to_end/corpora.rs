@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use flow_audio::flac_encode::encode_signal;
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code, program, read_rejects, stderr};
+use crate::binary::{Workplace, expect_code, files, program, read_rejects, stderr};
 
 fn layouts() -> String {
     format!("{}/stages/layouts/tests/data/layouts", env!("CARGO_MANIFEST_DIR"))
@@ -227,4 +228,58 @@ fn a_dataset_has_the_rows_of_the_corpus_and_is_pushed_by_name() {
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     }
     expect_code(&push(&["--revision", "a b"]).output().unwrap(), 2);
+}
+
+/// Sets that hold recordings, or what their headers say, are written again when a recording is replaced by another of the same name and
+/// the rows stay as they are; and not when nothing has changed.
+#[test]
+fn a_set_has_the_recordings_as_they_are() {
+    let place = Workplace::bundled("micro");
+    let samples = |seed: u64| -> Vec<f32> {
+        let value = |at: u64| ((at * (seed + 3)) % 97) as f32 / 200.0;
+        (0..16_000).map(value).collect()
+    };
+    let recording = place.path("one.flac");
+    let record = |seed: u64| fs::write(&recording, encode_signal(&samples(seed), 16_000).unwrap()).unwrap();
+    record(1);
+    fs::copy(&recording, place.path("other.flac")).unwrap();
+    let line = |name: &str| {
+        format!("{{\"audio_filepath\": \"{name}\", \"duration\": 1.0, \"text\": \"a\", \"lang\": \"hi\"}}\n")
+    };
+    fs::write(place.path("rows.jsonl"), line("one.flac") + &line("other.flac")).unwrap();
+    let formats = ["parquet", "huggingface", "lhotse", "shar"];
+    let mut text = format!(
+        "flow: 1\nstages:\n  rows: {{uses: manifest.read, with: {{manifest: {:?}}}}}\n",
+        place.path("rows.jsonl")
+    );
+    for format in formats {
+        let out = place.path(format);
+        text += &format!(
+            "  {format}: {{uses: manifest.write, from: {{train: rows}}, with: {{out: {out:?}, format: {format}}}}}\n"
+        );
+    }
+    let pipeline = place.path("sets.yaml");
+    fs::write(&pipeline, text).unwrap();
+    let run = || {
+        let mut flow = program();
+        flow.arg("run").arg(&pipeline).arg("--state").arg(place.path("state"));
+        let output = flow.output().unwrap();
+        expect_code(&output, 0);
+        let said = stderr(&output);
+        formats.map(|format| !said.contains(&format!("{format}: its files are unchanged")))
+    };
+    let holds = |format: &str, seed: u64| {
+        let flac = encode_signal(&samples(seed), 16_000).unwrap();
+        let written = files(&place.path(format));
+        written
+            .values()
+            .any(|bytes| bytes.windows(flac.len()).any(|part| part == flac))
+    };
+    assert_eq!(run(), [true; 4]);
+    assert_eq!(run(), [false; 4]);
+    record(2);
+    assert!(!holds("huggingface", 2) && !holds("shar", 2));
+    assert_eq!(run(), [false, true, true, true]);
+    assert!(holds("huggingface", 2) && holds("shar", 2));
+    assert_eq!(run(), [false; 4]);
 }

@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::decision::Decision;
 use crate::inputs::{Input, InputPort, Inputs, OutputPort, Reads};
 use crate::out::Out;
+use flow_base::digest::Digest;
 use flow_base::error::StageError;
 use flow_base::partition::Partition;
 use flow_base::reject::RejectClass;
@@ -366,6 +367,11 @@ pub trait Export {
     /// Writes all files of the set. Inputs, and the rejects of every stage upstream, are those of the [`Context`] that it was
     /// opened with.
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError>;
+    /// Digest of what the files follow from beside the settings, the rows and the rejects, such as the versions of recordings that they
+    /// hold: if it changes, the set is written again. Computed while a run is planned, once all inputs are settled.
+    fn further_inputs(&self) -> Result<Option<Digest>, StageError> {
+        Ok(None)
+    }
     /// Called when the set that was written stands: for notes of it that the next one makes use of.
     fn stands(&mut self) {}
 }

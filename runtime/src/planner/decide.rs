@@ -133,8 +133,8 @@ impl PlanState {
             return Ok(verdict::of_open_export(PathBuf::new(), own_change, reason));
         };
         let stage = &self.checked.stages[self.graph.nodes[node].stage];
-        let (folder, manifest) = catch_panic(|| match stage.settings.open(&context)? {
-            Body::Export(body) => Ok((body.folder(), body.manifest())),
+        let (folder, manifest, body) = catch_panic(|| match stage.settings.open(&context)? {
+            Body::Export(body) => Ok((body.folder(), body.manifest(), body)),
             _ => Err(StageError::failed(
                 "the kind says it is an export, but its body is none",
             )),
@@ -144,6 +144,10 @@ impl PlanState {
             let reason = "if the rejects before it change".to_string();
             return Ok(verdict::of_open_export(folder, own_change, reason));
         }
+        let further = match self.selection.selected[node] {
+            true => catch_panic(|| body.further_inputs()).map_err(|error| self.failed(node, None, error))?,
+            false => None,
+        };
         self.read_key_inputs(node)?;
         let known = self.snapshot();
         let key_inputs = self.graph.nodes[node].key_inputs.iter();
@@ -152,6 +156,7 @@ impl PlanState {
             .filter_map(|input| known.key_input(*input, &Partition::new("")))
             .collect();
         inputs.push(context.rejects.digest());
+        inputs.extend(further);
         let key = key_of(&self.graph.nodes[node].recipe, &inputs);
         let standing = ExportSet::status(&folder, &manifest, &key, self.store.sources())?;
         let verdict = verdict::of_export(&known, node, &folder, key, own_change, standing);

@@ -46,7 +46,7 @@ impl Default for Files {
 }
 
 /// Writes `bytes` as the file `path`, replacing an existing one atomically: readers see the old file or the new one,
-/// also after a crash. The folder may be the user's: what a process that was killed left there, the next one removes.
+/// also after a crash, and it keeps its permissions. The folder may be the user's: what a process that was killed left there, the next one removes.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     write_atomically_with(path, |file| {
         file.write_all(bytes).map_err(|e| StoreError::io("write", path, e))
@@ -67,7 +67,9 @@ pub fn write_atomically_with<E: From<StoreError>>(
         .map_err(|e| StoreError::io("write", path, e));
     let (name, mut file) = created?;
     let temporary = folder.join(name);
-    let placed = write(&mut file).and_then(|()| {
+    // Before there is anything in it to read.
+    let kept = temporary_file::keep_permissions(&file, path).map_err(|e| StoreError::io("write", path, e).into());
+    let placed = kept.and_then(|()| write(&mut file)).and_then(|()| {
         let synced = file.sync_all().map_err(|e| StoreError::io("write", path, e));
         Ok(synced.and_then(|()| Files::default().rename(&temporary, path))?)
     });
@@ -400,6 +402,9 @@ pub fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -419,5 +424,32 @@ mod tests {
         std::fs::remove_file(&to).unwrap();
         std::os::unix::fs::symlink(&from, &to).unwrap();
         assert!(!files.rename_if_absent(&from, &to).unwrap());
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_permissions() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |name: &str| {
+            std::fs::metadata(folder.path().join(name))
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o7777
+        };
+        for (number, before) in [0o600, 0o640, 0o444, 0o666].into_iter().enumerate() {
+            let name = number.to_string();
+            let path = folder.path().join(&name);
+            std::fs::write(&path, "old").unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(before)).unwrap();
+            write_atomically(&path, b"new").unwrap();
+            assert_eq!((mode(&name), std::fs::read(&path).unwrap()), (before, b"new".to_vec()));
+        }
+        // A link is replaced, not what it leads to; a new file has those of any new one.
+        std::os::unix::fs::symlink("0", folder.path().join("link")).unwrap();
+        std::fs::write(folder.path().join("plain"), "").unwrap();
+        for name in ["link", "new"] {
+            write_atomically(&folder.path().join(name), b"new").unwrap();
+            assert_eq!(mode(name), mode("plain"), "{name}");
+        }
     }
 }

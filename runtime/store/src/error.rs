@@ -181,7 +181,9 @@ impl StoreError {
                 )
             }
             StoreError::OtherRecipe { path, .. } => format!("remove {} and run again", folder_of(path)),
-            StoreError::OtherSet { .. } => "name another folder, or move what is there".to_string(),
+            StoreError::OtherSet { found, .. } => {
+                format!("name another folder in the setting `out` of the stage, or move {found}")
+            }
             StoreError::SetMeanwhile { .. } => {
                 "run again once the other run has ended, or name another folder".to_string()
             }

@@ -1,6 +1,6 @@
 //! Sets of files in folders of the user. A set is complete when its `flow.json` exists, which is written last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use flow_storage::{Location, Stat, Storage};
@@ -15,7 +15,9 @@ use super::lock::{Lock, new_token};
 use super::object_set::{self, ObjectSet};
 use super::recovery::TEMPORARY;
 use super::sources::SourceDigests;
+use super::temporary_file::keep_permissions;
 use super::versioned_json;
+use super::written_files::{WRITTEN, WrittenFiles};
 use flow_base::digest::Digest;
 use flow_base::failpoints;
 use flow_parquet::ForeignParquet;
@@ -164,8 +166,6 @@ pub struct ExportSet {
     guarded: Vec<Guarded>,
     /// Why a set without rows is probably a mistake.
     without_rows: Option<String>,
-    /// Whether nothing says that the folder had a set, or that one was being put in place.
-    is_new: bool,
     /// Dropped last: a folder is let go after it has been cleaned up.
     target: Target,
 }
@@ -176,6 +176,10 @@ enum Target {
         files: Files,
         /// Knows the name of the waiting folder.
         lock: Lock,
+        /// Which files of the folder sets have put there.
+        written: WrittenFiles,
+        /// Those of this set: what its list names, or if there is none, what is noted. None if there was no such set.
+        ours: Option<BTreeSet<String>>,
     },
     Objects(Box<ObjectSet>),
 }
@@ -290,7 +294,6 @@ impl ExportSet {
             rows: BTreeMap::new(),
             guarded: Vec::new(),
             without_rows: None,
-            is_new: false,
             target,
         }
     }
@@ -303,15 +306,13 @@ impl ExportSet {
         files: Files,
     ) -> Result<ExportSet, StoreError> {
         files.create_folder(folder)?;
-        let is_new = ![LOCK, manifest]
-            .iter()
-            .any(|name| folder.join(name).symlink_metadata().is_ok());
         let lock = Lock::take(&folder.join(LOCK), "the export folder", run)?;
         let files = files.under(&lock);
         // The set of a newer flow is not overwritten, nor a file of another program with this name. One of ours that
         // was edited or truncated is.
         let manifest_path = folder.join(manifest);
-        match read_manifest(&manifest_path) {
+        let old = match read_manifest(&manifest_path) {
+            Ok(old) => old,
             Err(error @ StoreError::Newer { .. }) => return Err(error),
             Err(StoreError::Damaged { .. }) if is_foreign(&std::fs::read(&manifest_path).unwrap_or_default()) => {
                 return Err(StoreError::OtherSet {
@@ -319,29 +320,47 @@ impl ExportSet {
                     found: manifest.to_string(),
                 });
             }
-            _ => {}
-        }
+            Err(_) => None,
+        };
+        let written = WrittenFiles::read(folder)?;
+        let ours = match old {
+            Some(old) => Some(old.files.into_keys().collect()),
+            None => written.of_set(manifest).cloned(),
+        };
         remove_left(folder, lock.left())?;
         let name = format!("{TEMPORARY}{WAITING}{}", new_token());
         let waiting = folder.join(&name);
         lock.note(&[&name])?;
         files.create_new_folder(&waiting)?;
-        let target = Target::Folder { files, lock };
-        let mut set = ExportSet::new(folder, manifest, waiting, key, target);
-        set.is_new = is_new;
-        Ok(set)
+        let target = Target::Folder {
+            files,
+            lock,
+            written,
+            ours,
+        };
+        Ok(ExportSet::new(folder, manifest, waiting, key, target))
     }
 
-    /// Refuses a folder that has no set and has files of these names, or folders that are not empty: the set may be made from them.
+    /// Refuses files of these names that the set has not put there, and if there was no set, folders of these names that are not
+    /// empty: the set may be made from them. [`ExportSet::finish`] refuses all files that it would replace; this is for what can
+    /// be known before the set is written.
     ///
     /// # Errors
     /// With the first of them.
     pub fn refuse_others(&self, names: impl IntoIterator<Item = String>) -> Result<(), StoreError> {
-        let is_taken = |name: &String| match self.folder.join(name) {
-            path if path.is_dir() => !std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
-            path => path.symlink_metadata().is_ok(),
+        let found = match &self.target {
+            Target::Objects(set) => set.find_other(names)?,
+            Target::Folder { ours, .. } => names.into_iter().find(|name| {
+                let path = self.folder.join(name);
+                match (path.is_dir(), ours) {
+                    (true, None) => !std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
+                    (true, Some(_)) => false,
+                    (false, None) => path.symlink_metadata().is_ok(),
+                    (false, Some(ours)) => !ours.contains(name) && path.symlink_metadata().is_ok(),
+                }
+            }),
         };
-        match names.into_iter().filter(|_| self.is_new).find(is_taken) {
+        match found {
             Some(found) => Err(StoreError::OtherSet {
                 path: self.folder.clone(),
                 found,
@@ -457,17 +476,25 @@ impl ExportSet {
     /// set is deleted. Gives the names of the files, sorted.
     ///
     /// # Errors
-    /// If a file that was asked for was not written, or the disk does not take it. The folder then either is as
+    /// If the folder has a file of others with the name of one of the set, a file that was asked for was not written, or the disk does
+    /// not take it. The folder then either is as
     /// it was, or has no `flow.json`; in object storage the old set stands.
     pub fn finish(self) -> Result<Vec<String>, StoreError> {
         match &self.target {
-            Target::Folder { files, .. } => self.finish_folder(files)?,
+            Target::Folder {
+                files, written, ours, ..
+            } => self.finish_folder(files, written.clone(), ours.as_ref())?,
             Target::Objects(set) => set.finish(self.key, &self.names, &self.noted, &self.rows)?,
         }
         Ok(self.names.keys().cloned().collect())
     }
 
-    fn finish_folder(&self, to: &Files) -> Result<(), StoreError> {
+    fn finish_folder(
+        &self,
+        to: &Files,
+        mut written: WrittenFiles,
+        ours: Option<&BTreeSet<String>>,
+    ) -> Result<(), StoreError> {
         let manifest_path = self.folder.join(&self.manifest);
         let old = read_manifest(&manifest_path).ok().flatten();
         if let Some(old) = &old
@@ -486,6 +513,7 @@ impl ExportSet {
                 return Err(StoreError::io("write", &target, error));
             }
         }
+        self.refuse_others(self.names.keys().cloned())?;
         let entry = |(name, path): (&String, &PathBuf)| {
             let (digest, bytes) = digest_of(&self.noted, name, path)?;
             let entry = FileEntry {
@@ -509,9 +537,13 @@ impl ExportSet {
         });
         let entries = entries?;
         synced?;
+        let names: BTreeSet<String> = self.names.keys().cloned().collect();
+        // Both sets' files may be there until all is done.
+        let both = ours.map_or_else(|| names.clone(), |ours| ours.union(&names).cloned().collect());
+        written.set(&self.manifest, both, &self.folder, &self.waiting, to)?;
         to.remove(&manifest_path)?;
         to.sync_folder(&self.folder)?;
-        let mut folders = std::collections::BTreeSet::from([self.folder.clone()]);
+        let mut folders = BTreeSet::from([self.folder.clone()]);
         for (name, path) in &self.names {
             let target = self.folder.join(name);
             if let Some(parent) = target.parent()
@@ -519,6 +551,9 @@ impl ExportSet {
             {
                 to.create_folder(parent)?;
             }
+            let written = std::fs::File::open(path);
+            let kept = written.and_then(|file| keep_permissions(&file, &target));
+            kept.map_err(|e| StoreError::io("write", &target, e))?;
             to.rename(path, &target)?;
             failpoints::hit(failpoints::EXPORT_RENAMING, &[]);
         }
@@ -537,6 +572,7 @@ impl ExportSet {
         let prepared = to.prepare(&self.waiting.join(MANIFEST), &manifest)?;
         to.rename(&prepared, &manifest_path)?;
         to.sync_folder(&self.folder)?;
+        written.set(&self.manifest, names, &self.folder, &self.waiting, to)?;
         failpoints::hit(failpoints::EXPORT_DONE, &[]);
         Ok(())
     }
@@ -627,7 +663,8 @@ fn plain_name(name: &str) -> Result<PathBuf, StoreError> {
         .components()
         .next()
         .map(|c| c.as_os_str().to_string_lossy().into_owned());
-    let ours = first.is_none_or(|first| first == MANIFEST || first == LOCK || first.starts_with(TEMPORARY));
+    let ours =
+        first.is_none_or(|first| [MANIFEST, LOCK, WRITTEN].contains(&first.as_str()) || first.starts_with(TEMPORARY));
     if ours || name.contains('\0') || name.ends_with('/') {
         return Err(refused());
     }

@@ -60,6 +60,7 @@ mod tombstone;
 mod verified;
 mod versioned_json;
 mod writer;
+mod written_files;
 
 pub use artifact::{Artifact, Batches};
 pub use atomic::write_json_atomically;

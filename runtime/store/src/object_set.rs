@@ -222,6 +222,24 @@ impl ObjectSet {
         self.old.as_ref().and_then(|old| old.set.as_ref())
     }
 
+    /// The first of these names that an object in the folder has, or a folder with objects, if no set stands: whoever reads the name
+    /// would get another file once one does.
+    ///
+    /// # Errors
+    /// If storage does not say it.
+    pub fn find_other(&self, names: impl IntoIterator<Item = String>) -> Result<Option<String>, StoreError> {
+        if self.old.is_some() {
+            return Ok(None);
+        }
+        for name in names {
+            let url = self.folder.join(&name)?;
+            if stat_if_there(&self.storage, &url)?.is_some() || !self.storage.list(&url)?.is_empty() {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
     /// Rows that files of the standing set have together, as far as it says so.
     pub fn rows_before(&self, names: &[String]) -> u64 {
         let files = self.old_set().map(|old| &old.files);
@@ -249,6 +267,12 @@ impl ObjectSet {
             return Err(StoreError::OtherSet {
                 path: self.folder.to_string().into(),
                 found: found.clone(),
+            });
+        }
+        if let Some(found) = self.find_other(names.keys().cloned())? {
+            return Err(StoreError::OtherSet {
+                path: self.folder.to_string().into(),
+                found,
             });
         }
         let mut files = BTreeMap::new();

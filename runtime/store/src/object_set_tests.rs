@@ -138,6 +138,38 @@ fn a_set_takes_the_place_of_the_one_before_as_a_whole() {
     assert_eq!(list, "{\"mine\":1}");
 }
 
+/// Objects of others have no name of ours, and are not touched: but who reads `out/a` must know which one it is.
+#[test]
+fn objects_of_others_are_refused() {
+    let place = Place::new();
+    let mine = folder().join("deep/b").unwrap();
+    place.storage.put(&mine, &b"mine"[..]).unwrap();
+    let refused = |place: &Place| {
+        let error = place.export(1, &["a", "deep/b"]).unwrap_err();
+        assert!(
+            matches!(&error, StoreError::OtherSet { found, .. } if found == "deep/b"),
+            "{error}"
+        );
+    };
+    refused(&place);
+    assert_eq!(place.names(), ["deep/b"]);
+    let others = |name: &str| place.begin().unwrap().find_other([name.to_owned()]).unwrap();
+    assert_eq!(others("deep").as_deref(), Some("deep"));
+    assert_eq!(others("dee"), None);
+    place.storage.delete(&mine).unwrap();
+    place.export(1, &["a", "deep/b"]).unwrap();
+    // A list that was removed by hand.
+    let list = folder().join("flow.json").unwrap();
+    place.storage.delete(&list).unwrap();
+    assert_eq!(others("deep"), None);
+    place.export(1, &["a", "deep/b"]).unwrap();
+    assert_eq!(place.status(1), ExportStatus::Whole);
+    place.storage.delete(&list).unwrap();
+    place.storage.put(&mine, &b"mine"[..]).unwrap();
+    refused(&place);
+    assert_eq!(place.storage.read(&mine, 10).unwrap(), "mine");
+}
+
 #[test]
 fn a_set_of_something_else_is_not_replaced() {
     let place = Place::new();
@@ -284,7 +316,9 @@ fn a_file_is_told_by_the_set_that_it_is_of() {
         object_of_set(&place.storage, &folder().join("a").unwrap()).unwrap(),
         None
     );
+    std::fs::remove_file(place.bucket.join("out/a")).unwrap();
     place.export(1, &["a"]).unwrap();
+    std::fs::write(place.bucket.join("out/a"), "mine").unwrap();
     let object = object_of_set(&place.storage, &folder().join("a").unwrap())
         .unwrap()
         .unwrap();

@@ -2,10 +2,10 @@
 //! writes into the folder removes those that nobody holds. Their names are of no other program.
 
 use std::collections::HashSet;
-use std::fs::{File, TryLockError};
+use std::fs::{File, Metadata, Permissions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -56,6 +56,21 @@ pub fn create_temporary_file(folder: impl AsFd, path: &Path) -> io::Result<(Stri
             return Ok((name, file));
         }
     }
+}
+
+/// Gives a file that is to take the place of `path` the permissions of what is there, if that is a regular file.
+///
+/// # Errors
+/// When they cannot be set.
+pub(super) fn keep_permissions(file: &File, path: &Path) -> io::Result<()> {
+    let Ok(before) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    let permissions = |about: &Metadata| about.mode() & 0o777;
+    if before.is_file() && permissions(&before) != permissions(&file.metadata()?) {
+        file.set_permissions(Permissions::from_mode(permissions(&before)))?;
+    }
+    Ok(())
 }
 
 fn clean_up_once(folder: impl AsFd, path: &Path) {

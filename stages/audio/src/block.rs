@@ -68,14 +68,16 @@ pub(crate) fn accept(layout: &mut Option<StreamInfo>, here: StreamInfo) -> Resul
     Ok(())
 }
 
-/// The samples of a block as left-justified integers of this many bits, interleaved. `lossy` is whether its codec is.
+/// The samples of a block as left-justified integers of this many bits, interleaved. `lossy` is whether its codec is. Gives the
+/// magnitude of the largest floating-point number, where 1 is full scale: larger ones are clipped.
 pub(crate) fn left_justified(
     block: &GenericAudioBufferRef<'_>,
     bits: u32,
     lossy: bool,
     floats: &mut Vec<f64>,
     samples: &mut Vec<i32>,
-) -> Result<(), Fault> {
+) -> Result<f64, Fault> {
+    let mut largest = 0.0f64;
     if let GenericAudioBufferRef::F32(_) | GenericAudioBufferRef::F64(_) = block {
         block.copy_to_vec_interleaved(floats);
         samples.clear();
@@ -90,16 +92,17 @@ pub(crate) fn left_justified(
                 };
                 return Err(broken(format!("a sample of {value}, where 1 is full scale{why}")));
             }
+            largest = largest.max(value.abs());
             samples.push(whole(value, bits));
         }
-        return Ok(());
+        return Ok(largest);
     }
     block.copy_to_vec_interleaved(samples);
     if bits == 24 {
         // Wider PCM loses what FLAC with 24 bits cannot hold.
         samples.iter_mut().for_each(|sample| *sample &= !0xff);
     }
-    Ok(())
+    Ok(largest)
 }
 
 /// How many bits the samples are brought to.

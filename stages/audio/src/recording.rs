@@ -60,16 +60,25 @@ pub fn probe(bytes: &[u8], formats: &[Format]) -> Result<(Format, Verdict), Faul
 
 /// Decodes the samples, at most `max_frames` frames of them (more is a fault).
 pub fn decode(bytes: &[u8], max_frames: u64) -> Result<Samples, Fault> {
+    Ok(decode_with_largest(bytes, max_frames)?.0)
+}
+
+/// The same, with the magnitude of the largest floating-point sample, where 1 is full scale: larger ones are clipped. It is 0 for
+/// integers and for lossy codecs, whose samples are a little larger than those that were encoded.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_with_largest(bytes: &[u8], max_frames: u64) -> Result<(Samples, f64), Fault> {
     let format = match recognise(bytes) {
         _ if bytes.is_empty() => return Err(flac::fault(Status::EmptyFile, "0 bytes")),
-        Ok(Format::Flac) => return flac::decode(bytes, max_frames),
+        Ok(Format::Flac) => return Ok((flac::decode(bytes, max_frames)?, 0.0)),
         Ok(format) => format,
         Err(what) => return Err(flac::fault(Status::UnsupportedFormat, what)),
     };
     let mut interleaved = Vec::new();
     let mut frames = 0;
     let mut info = None;
-    blocks(bytes, format, &mut |layout, samples| {
+    let largest = blocks(bytes, format, &mut |layout, samples| {
         frames += samples.len() as u64 / u64::from(layout.channels);
         if frames > max_frames {
             return Err(broken(format!("more than {max_frames} frames")));
@@ -80,7 +89,7 @@ pub fn decode(bytes: &[u8], max_frames: u64) -> Result<Samples, Fault> {
     })?;
     let mut info = info.ok_or_else(no_frames)?;
     info.total_frames = frames;
-    Ok(Samples { info, interleaved })
+    Ok((Samples { info, interleaved }, largest))
 }
 
 fn judge(bytes: &[u8], format: Format) -> Result<Verdict, Fault> {
@@ -106,8 +115,8 @@ fn judge(bytes: &[u8], format: Format) -> Result<Verdict, Fault> {
 type Take<'a> = dyn FnMut(&StreamInfo, &[i32]) -> Result<(), Fault> + 'a;
 
 /// Gives the samples block by block, interleaved and left-justified; empty blocks are left out. All blocks have
-/// one layout.
-fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault> {
+/// one layout. The result is that of [`decode_with_largest`].
+fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<f64, Fault> {
     let bytes = if matches!(format, Format::Mp3 | Format::Aac) {
         // Pictures in a tag may hold what looks like a frame.
         &bytes[first_frame(bytes)..]
@@ -138,11 +147,11 @@ fn blocks(bytes: &[u8], format: Format, take: &mut Take<'_>) -> Result<(), Fault
         owned.splice(..header.start as usize, header.bytes);
     }
     let decoded = catch_unwind(AssertUnwindSafe(move || read_blocks(owned, format, fault_at_end, take)));
-    decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
+    let largest = decoded.unwrap_or_else(|_| Err(broken("the decoder failed on damaged data")))?;
     if format == Format::Wav && is_longer_than_its_header_says(&mut Cursor::new(bytes), bytes.len() as u64) {
         return Err(broken(LONGER_THAN_ITS_HEADER_SAYS));
     }
-    Ok(())
+    Ok(largest)
 }
 
 fn read_blocks(
@@ -150,13 +159,14 @@ fn read_blocks(
     format: Format,
     fault_at_end: Option<&'static str>,
     take: &mut Take<'_>,
-) -> Result<(), Fault> {
+) -> Result<f64, Fault> {
     let mut blocks = Blocks::open(Box::new(Cursor::new(bytes)), format, None)?;
     blocks.fault_at_end = fault_at_end.or(blocks.fault_at_end);
     while let Some(block) = blocks.next_block()? {
         take(block.layout, block.samples)?;
     }
-    blocks.check_end()
+    blocks.check_end()?;
+    Ok(blocks.largest)
 }
 
 /// Reads a recording block by block. The third-party decoders get hostile input: the caller must catch their panics.
@@ -206,6 +216,8 @@ pub(crate) struct Blocks {
     /// All blocks have one layout.
     layout: Option<StreamInfo>,
     floats: Vec<f64>,
+    /// The magnitude of the largest floating-point sample, where 1 is full scale; 0 of integers and of lossy codecs.
+    largest: f64,
     samples: Vec<i32>,
     /// Place and number of frames of the block whose samples these are.
     last: Option<(u64, u64)>,
@@ -358,6 +370,7 @@ impl Blocks {
             decoded: Vec::new(),
             layout: None,
             floats: Vec::new(),
+            largest: 0.0,
             samples: Vec::new(),
             last: None,
         })
@@ -400,6 +413,7 @@ impl Blocks {
             decoded: Vec::new(),
             layout: None,
             floats: Vec::new(),
+            largest: 0.0,
             samples: Vec::new(),
             last: None,
         })
@@ -541,7 +555,10 @@ impl Blocks {
                         md5: [0; 16],
                     };
                     accept(&mut self.layout, here)?;
-                    left_justified(&block, bits, self.lossy, &mut self.floats, &mut self.samples)?;
+                    let largest = left_justified(&block, bits, self.lossy, &mut self.floats, &mut self.samples)?;
+                    if !self.lossy {
+                        self.largest = self.largest.max(largest);
+                    }
                     if self.gaps.is_some() {
                         self.trim.trim(&mut self.samples, block.num_planes(), (start, end));
                     }

@@ -128,6 +128,7 @@ fn write_with_limits(
     writing: &Writing<'_>,
     limits: Limits,
 ) -> Result<(), StageError> {
+    set.refuse_others(["data", "README.md"].map(String::from))?;
     let mut written = Vec::new();
     let mut refused = Refused::of(writing.stage);
     for (split, artifact) in splits {

@@ -9,9 +9,10 @@ mod refused;
 mod rows;
 mod settings;
 mod shar;
+mod versions;
 mod writing;
 
-use flow_kind::{Artifact, ExportSet, Inputs, StageError};
+use flow_kind::{Artifact, Digest, ExportSet, Inputs, StageError};
 
 pub use settings::{AudioOfRows, DatasetFormat, DatasetSettings};
 pub use writing::Writing;
@@ -27,6 +28,18 @@ pub fn check(settings: &DatasetSettings, inputs: &Inputs) -> Result<(), StageErr
     inputs
         .iter()
         .try_for_each(|input| rows::check_places(input, settings.format))
+}
+
+/// Represents the recordings of the splits' rows, which the files of a dataset follow from: another digest for others of the same names.
+/// No recording is opened.
+///
+/// # Errors
+/// If rows cannot be read, or storage does not say whether an object is there.
+pub fn recordings_digest(
+    settings: &DatasetSettings,
+    splits: &[(&'static str, &Artifact)],
+) -> Result<Digest, StageError> {
+    versions::versions_of_recordings(&settings.shards, splits)
 }
 
 /// Writes splits, each with its name, into a set, and `rejects.parquet` with the rows that are left out as their recordings cannot be

@@ -45,6 +45,13 @@ pub(crate) fn check_places(input: &Input, format: DatasetFormat) -> Result<(), S
     })
 }
 
+/// The columns that say where the recordings are.
+pub(crate) fn columns_of_places(schema: &Schema) -> Vec<&'static str> {
+    let places = PLACES.into_iter().map(|(name, _)| name);
+    let places = places.filter(|name| schema.field_with_name(name).is_ok());
+    std::iter::once("tar_path").chain(places).collect()
+}
+
 /// The columns that are read: those of a manifest, where the recordings are, and `further` ones.
 pub(crate) fn wanted_columns<'a>(schema: &Schema, further: &'a [String]) -> Vec<&'a str> {
     let places = PLACES.into_iter().map(|(name, _)| name);

@@ -9,6 +9,7 @@ use flow_audio::{AudioError, flac, recording, tar_write};
 use flow_corpus::columns::with_extra;
 use flow_corpus::extra::EXTRA;
 use flow_corpus::partitions::with_rows;
+use flow_kind::event::Event;
 use flow_kind::{Artifact, ExportFile, ExportSet, StageError};
 
 use crate::lhotse_items::{CutItem, Lines, Names, RecordingItem, SupervisionRows};
@@ -34,9 +35,11 @@ pub(crate) fn write_shar(
 ) -> Result<(), StageError> {
     set.refuse_others(splits.iter().map(|(split, _)| split.to_string()))?;
     let mut refused = Refused::of(writing.stage);
+    let mut clipped = Clipped::default();
     for (split, artifact) in splits {
-        write_split(settings, split, artifact, set, &mut refused, writing)?;
+        write_split(settings, split, artifact, set, (&mut refused, &mut clipped), writing)?;
     }
+    clipped.warn(writing);
     refused.finish(splits, settings, set, writing)
 }
 
@@ -45,7 +48,7 @@ fn write_split(
     split: &'static str,
     artifact: &Artifact,
     set: &mut ExportSet,
-    refused: &mut Refused<'_>,
+    (refused, clipped): (&mut Refused<'_>, &mut Clipped),
     writing: &Writing<'_>,
 ) -> Result<(), StageError> {
     let schema = artifact.schema();
@@ -76,6 +79,7 @@ fn write_split(
                         std::mem::replace(&mut shard, next).close()?;
                         shards += 1;
                     }
+                    clipped.add(supervisions.id(row), recording.largest);
                     let id = names.give(&plain(supervisions.id(row)));
                     let item = RecordingItem::of(&id, ("shar", ""), recording.rate, recording.frames);
                     let place = (id.as_str(), 0.0, item.duration);
@@ -114,6 +118,36 @@ struct Recording {
     flac: Vec<u8>,
     rate: u32,
     frames: u64,
+    /// See [`recording::decode_with_largest`].
+    largest: f64,
+}
+
+/// Rows with floating-point samples above full scale, which FLAC cannot hold. Lhotse clips them, too, but says nothing.
+#[derive(Default)]
+struct Clipped {
+    rows: u64,
+    /// The first row, and its largest sample.
+    first: Option<(String, f64)>,
+}
+
+impl Clipped {
+    fn add(&mut self, id: &str, largest: f64) {
+        if largest > 1.0 {
+            self.rows += 1;
+            self.first.get_or_insert_with(|| (id.to_owned(), largest));
+        }
+    }
+
+    fn warn(&self, writing: &Writing<'_>) {
+        let Some((id, largest)) = &self.first else { return };
+        let told = format!(
+            "recordings of {} rows have samples above full scale, which are clipped; the first is {id} with {largest:.3}, where 1 is full scale",
+            self.rows
+        );
+        writing
+            .events
+            .send(Event::warning(Some(writing.stage.to_owned()), told));
+    }
 }
 
 /// The recordings of rows of one recording. That of a row that is the whole recording keeps its rate, and its bytes if it is FLAC of
@@ -133,7 +167,8 @@ fn read(rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Recording, Unusable>> 
 
 fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
     let undecoded = |fault: flac::Fault| AudioError::Decode(fault.to_string());
-    let samples = recording::decode(&bytes, frame_limit(MOST_RATE, max_seconds)).map_err(undecoded)?;
+    let limit = frame_limit(MOST_RATE, max_seconds);
+    let (samples, largest) = recording::decode_with_largest(&bytes, limit).map_err(undecoded)?;
     // One that is copied is whole.
     if let Some(info) = flac::stated_info(&bytes)
         && info.channels == 1
@@ -143,6 +178,7 @@ fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
             flac: bytes,
             rate: info.sample_rate,
             frames: info.total_frames,
+            largest,
         });
     }
     if samples.info.channels == 1
@@ -152,6 +188,7 @@ fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
             flac,
             rate: samples.info.sample_rate,
             frames: samples.interleaved.len() as u64,
+            largest,
         });
     }
     drop(samples);
@@ -161,6 +198,7 @@ fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
         flac: flac.ok_or_else(|| AudioError::Decode("the recording has no samples".into()))?,
         rate: SAMPLE_RATE,
         frames: signal.len() as u64,
+        largest,
     })
 }
 

@@ -179,6 +179,9 @@ fn pair_of(root: &Path) -> Option<(PathBuf, PathBuf, String)> {
 pub fn detect_recordings(root: &Path) -> Option<String> {
     if root.is_dir() {
         let (recordings, _, _) = pairs(root).into_iter().next()?;
+        if has_cuts_of_all(root) {
+            return None;
+        }
         return (kind_of_file(&recordings)? == LineKind::Recording).then(|| {
             recordings
                 .file_name()
@@ -206,6 +209,14 @@ fn cuts_in(folder: &Path) -> Vec<(PathBuf, String)> {
             Some((folder.join(name), split.trim_matches(['_', '-', '.']).to_string()))
         });
     found.collect()
+}
+
+/// Whether `manifest.write` wrote a folder of recordings, supervisions and cuts: these have the same rows.
+fn has_cuts_of_all(folder: &Path) -> bool {
+    entries_of(folder).names.contains("flow.json")
+        && cuts_in(folder)
+            .first()
+            .is_some_and(|(first, _)| kind_of_file(first) == Some(LineKind::Cut))
 }
 
 pub fn detect_cuts(root: &Path) -> Option<String> {
@@ -537,8 +548,12 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
         opened.push((file, blocks));
     }
     let split = told.map_or_else(String::new, |told| format!("; {told}"));
+    let beside = match root.is_dir() && has_cuts_of_all(root) && !pairs(root).is_empty() {
+        true => "; the recordings and supervisions beside them are not read (`layout: lhotse_recordings` reads those)",
+        false => "",
+    };
     let told = format!(
-        "cuts of Lhotse{}{split}",
+        "cuts of Lhotse{}{split}{beside}",
         all_paths.first().map(Paths::told).unwrap_or_default()
     );
     let common = Common::of(settings);

@@ -14,8 +14,8 @@ use flow_datasets::{AudioOfRows, Writing};
 use flow_kind::event::{Event, Events};
 use flow_kind::reject::ReasonCount;
 use flow_kind::{
-    Artifact, Body, Context, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition, RejectSet,
-    Shape, StageError, UrlUse,
+    Artifact, Body, Context, Digest, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition,
+    RejectSet, Shape, StageError, UrlUse,
 };
 use flow_storage::is_url;
 
@@ -191,6 +191,12 @@ impl Export for Writer {
         self.settings.out.clone()
     }
 
+    fn further_inputs(&self) -> Result<Option<Digest>, StageError> {
+        let dataset = self.settings.dataset();
+        let digest = dataset.map(|dataset| flow_datasets::recordings_digest(&dataset, &self.splits()));
+        digest.transpose()
+    }
+
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
         let WriteSettings { audio, out, .. } = &self.settings;
         let (inputs, rejects) = (&self.inputs, &self.rejects);
@@ -206,6 +212,7 @@ impl Export for Writer {
             };
             return flow_datasets::write(&dataset, &self.splits(), set, &writing);
         }
+        set.refuse_others(self.names())?;
         for (what, names) in GUARDED {
             let rows = self
                 .files
@@ -295,6 +302,17 @@ impl Writer {
             true => named("master", "train").into_iter().collect(),
             false => divided,
         }
+    }
+
+    /// The files of manifests.
+    fn names(&self) -> Vec<String> {
+        let lines = self.settings.jsonl.then_some("jsonl");
+        let of_input = |(_, file): &(_, &str)| {
+            let endings = std::iter::once("parquet").chain(lines);
+            endings.map(|ending| format!("{file}.{ending}")).collect::<Vec<_>>()
+        };
+        let manifests = self.files.iter().flat_map(of_input);
+        manifests.chain([REJECTS, STATISTICS].map(String::from)).collect()
     }
 
     /// Gives what was written of each input.

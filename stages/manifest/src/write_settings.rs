@@ -51,12 +51,16 @@ use serde::{Deserialize, Serialize};
 /// With `format: shar` the set is Lhotse Shar, which holds the recordings: a folder for each split (`CutSet.from_shar(in_dir="OUT/train")`)
 /// with `cuts.000000.jsonl.gz` and `recording.000000.tar` for every `shard_rows` rows. A recording that is FLAC of one channel is there as it is
 /// stored; another one of one channel becomes FLAC of its own rate. Parts of recordings, and recordings of several channels, become FLAC
-/// of 16 kHz and one channel.
+/// of 16 kHz and one channel. Floating-point samples above full scale are clipped; a warning names the first row that has such.
 ///
 /// In both, `lang` is the supervision's `language`. `speaker` and `gender` of `extra` or `extra_columns` are its own, and all
 /// other keys and columns are in its `custom`, with `source` and `shard_id`. A row that is the whole recording has the recording's duration. Names that
 /// come twice get a number (`name-2`), and those that cannot be names of files in a tar get `_` for some characters; `custom` then has
 /// the row's `segment_id`. Rows whose recordings cannot be read are left out as with `huggingface`.
+///
+/// A set of another format than `parquet` is written again, too, if a recording has changed (its size, time or inode; in object storage
+/// its ETag). Files that flow did not write into `out` are never replaced: one with the name of a file of the set is an error, and
+/// without a set also a folder `data` (`huggingface`) or of a split (`shar`).
 ///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see

@@ -1,13 +1,21 @@
 //! Exports are complete, or detectably incomplete.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempDir;
 
 use super::super::crash::{Crash, Remains};
 use super::super::*;
-use super::{key, names};
+use super::key;
+
+/// The files below a folder, but the one that says which of them sets have put there.
+fn names(folder: &Path) -> BTreeSet<String> {
+    let mut names = super::names(folder);
+    names.remove(".flow-files");
+    names
+}
 
 pub(super) fn export(folder: &Path, version: u64, names: &[&str], files: Files) -> Result<(), StoreError> {
     let mut set = ExportSet::begin_with(folder, "flow.json", key(version), "test", files)?;
@@ -38,7 +46,9 @@ fn an_export_is_whole_or_visibly_not() {
     );
     let made = ["flow.json", "gone.txt", "below/a.bin", "train.parquet"].map(String::from);
     assert_eq!(names(&folder), BTreeSet::from(made));
-    // Foreign files stay; files that the new set does not have are removed.
+    // Foreign files stay, and so do permissions; files that the new set does not have are removed.
+    let mode = |name: &str| std::fs::metadata(folder.join(name)).unwrap().permissions().mode() & 0o777;
+    std::fs::set_permissions(folder.join("train.parquet"), std::fs::Permissions::from_mode(0o640)).unwrap();
     std::fs::write(folder.join("notes.txt"), "mine").unwrap();
     export(&folder, 2, &["train.parquet", "below/a.bin"], Files::default()).unwrap();
     assert_eq!(
@@ -49,6 +59,7 @@ fn an_export_is_whole_or_visibly_not() {
         std::fs::read_to_string(folder.join("train.parquet")).unwrap(),
         "train.parquet 2"
     );
+    assert_eq!(mode("train.parquet"), 0o640);
     std::fs::write(folder.join("below/a.bin"), "below/a.bin 3").unwrap();
     assert_eq!(
         standing(2),
@@ -92,6 +103,7 @@ fn an_export_is_whole_or_visibly_not() {
         "a/../../b",
         "flow.json",
         ".flow-lock",
+        ".flow-files",
         "a/",
     ] {
         assert!(matches!(set.file(name), Err(StoreError::Name { .. })), "{name}");
@@ -181,11 +193,16 @@ fn an_export_removes_what_a_crash_left_and_nothing_else() {
 
 #[test]
 fn a_crash_in_an_export_never_passes_for_a_whole_one() {
-    for remains in [Remains::All, Remains::Flushed] {
+    for (remains, is_first) in [Remains::All, Remains::Flushed]
+        .into_iter()
+        .flat_map(|r| [(r, false), (r, true)])
+    {
         for at in 0.. {
             let dir = TempDir::new().unwrap();
             let folder = dir.path().join("out");
-            export(&folder, 1, &["a", "b", "c"], Files::default()).unwrap();
+            if !is_first {
+                export(&folder, 1, &["a", "b", "c"], Files::default()).unwrap();
+            }
             let crash = Crash::after(at);
             let done = export(&folder, 2, &["a", "b", "d"], Files::stopping(&crash));
             crash.settle(remains);
@@ -316,6 +333,94 @@ fn a_set_of_something_else_is_not_replaced() {
         std::fs::write(&list, damaged).unwrap();
         export(&folder, 3, &["train.parquet"], Files::default()).unwrap();
     }
+}
+
+/// What a set has not written is not replaced, whatever became of its list.
+#[test]
+fn files_of_others_are_never_replaced() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path().join("out");
+    let at = |name: &str| folder.join(name);
+    let text = |name: &str| std::fs::read_to_string(at(name)).unwrap();
+    let refused = |names: &[&str], expected: &str| {
+        let before = super::names(&folder);
+        let error = export(&folder, 9, names, Files::default()).unwrap_err();
+        assert!(
+            matches!(&error, StoreError::OtherSet { found, .. } if found == expected),
+            "{error}"
+        );
+        assert_eq!(super::names(&folder), before);
+    };
+    std::fs::create_dir_all(at("deep")).unwrap();
+    std::fs::write(at("deep/b"), "mine").unwrap();
+    refused(&["a", "deep/b"], "deep/b");
+    // Also where a run was killed before it put anything there.
+    std::fs::write(at(".flow-lock"), "").unwrap();
+    let error = export(&folder, 9, &["a", "deep/b"], Files::default()).unwrap_err();
+    assert!(matches!(error, StoreError::OtherSet { .. }), "{error}");
+    assert_eq!(text("deep/b"), "mine");
+    std::fs::remove_file(at("deep/b")).unwrap();
+    export(&folder, 1, &["a", "deep/b"], Files::default()).unwrap();
+    // Beside a set: what its list does not name.
+    std::os::unix::fs::symlink("nowhere", at("c")).unwrap();
+    refused(&["a", "c"], "c");
+    // The list was removed by hand: the set is written again, and nothing else is replaced.
+    std::fs::remove_file(at("flow.json")).unwrap();
+    refused(&["a", "c"], "c");
+    export(&folder, 2, &["a", "deep/b"], Files::default()).unwrap();
+    // What is no more of the set, is changed, and so is left: it is its user's now.
+    std::fs::write(at("deep/b"), "mine").unwrap();
+    export(&folder, 3, &["a"], Files::default()).unwrap();
+    refused(&["a", "deep/b"], "deep/b");
+    std::fs::remove_file(at("flow.json")).unwrap();
+    refused(&["a", "deep/b"], "deep/b");
+    // Another set of the folder has files of its own.
+    let mut other = ExportSet::begin(&folder, "other.flow.json", key(1), "test", Path::new("")).unwrap();
+    std::fs::write(other.file("a").unwrap(), "other").unwrap();
+    assert!(other.finish().is_err());
+    assert_eq!(text("a"), "a 3");
+    // As an older flow left it: the list alone says it.
+    export(&folder, 4, &["a"], Files::default()).unwrap();
+    std::fs::remove_file(at(".flow-files")).unwrap();
+    export(&folder, 5, &["a"], Files::default()).unwrap();
+    for damaged in [&b"{"[..], b"{\"mine\":1}", b""] {
+        std::fs::write(at(".flow-files"), damaged).unwrap();
+        std::fs::remove_file(at("flow.json")).unwrap();
+        refused(&["a"], "a");
+        std::fs::remove_file(at("a")).unwrap();
+        export(&folder, 6, &["a"], Files::default()).unwrap();
+    }
+    std::fs::write(at(".flow-files"), "{\"version\":7}").unwrap();
+    assert!(matches!(
+        export(&folder, 6, &["a"], Files::default()),
+        Err(StoreError::Newer { found: 7, .. })
+    ));
+}
+
+/// A folder that may be of a set is refused before the set is written.
+#[test]
+fn folders_of_others_are_refused_at_once() {
+    let root = TempDir::new().unwrap();
+    let folder = root.path();
+    let begin = || ExportSet::begin(folder, "flow.json", key(1), "test", Path::new("")).unwrap();
+    let refuse = |set: &ExportSet| set.refuse_others(["data", "README.md"].map(String::from));
+    std::fs::create_dir(folder.join("data")).unwrap();
+    refuse(&begin()).unwrap();
+    std::fs::write(folder.join("data/mine"), "").unwrap();
+    assert!(refuse(&begin()).is_err());
+    std::fs::remove_file(folder.join("data/mine")).unwrap();
+    let mut set = begin();
+    for name in ["data/a", "README.md"] {
+        std::fs::write(set.file(name).unwrap(), "").unwrap();
+    }
+    set.finish().unwrap();
+    // Somebody's file in the folder of a set is not in its way.
+    std::fs::write(folder.join("data/mine"), "").unwrap();
+    refuse(&begin()).unwrap();
+    std::fs::remove_file(folder.join("flow.json")).unwrap();
+    refuse(&begin()).unwrap();
+    std::fs::remove_file(folder.join(".flow-files")).unwrap();
+    assert!(refuse(&begin()).is_err());
 }
 
 #[test]

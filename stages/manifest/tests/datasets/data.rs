@@ -1,5 +1,7 @@
 //! What tests of datasets write and read again.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,6 +13,24 @@ use flow_kind::StageError;
 use flow_layouts::read::Read;
 use flow_manifest::write::Write;
 use flow_runtime::harness::{Harness, Output};
+
+/// The files below a folder, without what says which files those of the set are.
+pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if ["flow.json", ".flow-files", ".flow-lock"].contains(&name.as_str()) => {}
+                false => assert!(found.insert(name, fs::read(&path).unwrap()).is_none()),
+            }
+        }
+    }
+    found
+}
 
 pub fn layout(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,6 +1,5 @@
 //! Both formats of Lhotse: they have the same rows.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -13,29 +12,12 @@ use flow_audio::flac_encode::{encode, encode_signal};
 use flow_corpus::columns;
 use flow_corpus::written_set::REJECTS;
 use flow_kind::ROW;
-use flow_runtime::harness::Output;
+use flow_manifest::write::Write;
+use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
-use super::data::{layout, read, read_with, rows_of, with_texts, write_as, write_batch};
-
-/// The files below a folder, without the description of the set.
-fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
-            match path.is_dir() {
-                true => folders.push(path),
-                false if name == "flow.json" || name == ".flow-lock" => {}
-                false => assert!(found.insert(name, fs::read(&path).unwrap()).is_none()),
-            }
-        }
-    }
-    found
-}
+use super::data::{files, layout, read, read_with, rows_of, with_texts, write_as, write_batch};
 
 fn items(packed: &[u8]) -> Vec<Value> {
     let mut text = String::new();
@@ -174,25 +156,43 @@ fn recordings_of_shar_have_one_channel() {
     assert_eq!(rows_of(&read(&out.join("cuts_train.jsonl.gz"), "")).len(), 1);
 }
 
-/// A corpus may be the input: what is there is not replaced, nor by a second attempt, and nothing is added to it.
+/// FLAC cannot hold floating-point samples above full scale: they are clipped, and a warning names the first row. One of full scale is
+/// not above it.
 #[test]
-fn files_of_others_are_not_replaced() {
+fn samples_above_full_scale_are_reported() {
     let folder = tempfile::tempdir().unwrap();
-    let rows = read(&layout("lhotse"), "");
-    for (format, name) in [("lhotse", "cuts_train.jsonl.gz"), ("shar", "train/notes.000000.txt")] {
-        let out = folder.path().join(format);
-        fs::create_dir_all(out.join(name).parent().unwrap()).unwrap();
-        fs::write(out.join(name), "mine").unwrap();
-        for _ in 0..2 {
-            let error = write_as(format, &[("train", &rows)], &out, "").unwrap_err();
-            let shown = format!("{error:?}");
-            assert!(shown.contains(name.split('/').next().unwrap()), "{shown}");
-            assert_eq!(files(&out), BTreeMap::from([(name.to_owned(), b"mine".to_vec())]));
-        }
-        fs::remove_file(out.join(name)).unwrap();
-        write_as(format, &[("train", &rows)], &out, "").unwrap();
-        write_as(format, &[("train", &rows)], &out, "").unwrap();
+    let wav = |largest: f32| {
+        let data: Vec<u8> = (0..16_000)
+            .flat_map(|at| if at == 9 { -largest } else { at as f32 / 64_000.0 }.to_le_bytes())
+            .collect();
+        let mut wav =
+            b"RIFF\x24\xfa\0\0WAVEfmt \x10\0\0\0\x03\0\x01\0\x80\x3e\0\0\0\xfa\0\0\x04\0\x20\0data\0\xfa\0\0".to_vec();
+        wav.extend(data);
+        wav
+    };
+    let manifest = folder.path().join("all.jsonl");
+    let mut lines = Vec::new();
+    for (name, largest) in [("full", 1.0), ("loud", 1.7), ("louder", 2.0)] {
+        let file = folder.path().join(format!("{name}.wav"));
+        fs::write(&file, wav(largest)).unwrap();
+        lines.push(json!({ "audio_filepath": file, "text": "x", "lang": "hi", "segment_id": name }).to_string());
     }
+    fs::write(&manifest, lines.join("\n")).unwrap();
+    let rows = read(&manifest, "");
+    let out = folder.path().join("out");
+    let settings = format!("{{out: {:?}, format: shar}}", out.to_str().unwrap());
+    let mut harness = Harness::<Write>::from_yaml(&settings).unwrap();
+    harness = harness.input("train", rows.shape.outputs[0].schema.clone());
+    for partition in &rows.partitions {
+        harness = harness.feed("train", partition.as_str(), rows.rows("rows", partition.as_str()));
+    }
+    let events = harness.run().unwrap().events;
+    let said = format!("{events:?}");
+    assert!(
+        said.contains("2 rows have samples above full scale") && said.contains("first is loud with 1.700"),
+        "{said}"
+    );
+    assert_eq!(rows_of(&read(&out.join("train"), "")).len(), 3);
 }
 
 /// A row of a recording whose header does not say how long it is has its own seconds; damaged FLAC is not copied.
@@ -298,6 +298,13 @@ fn manifests_of_lhotse_name_each_recording_once() {
     assert_eq!(supervisions[0]["gender"], "F");
     // Lhotse would take this for an image.
     assert_eq!(supervisions[0]["custom"]["tags"], r#"{"width":3}"#);
+    // Of a folder with all of them the cuts are read.
+    let of_folder = read_with(&out, "train", &[]);
+    assert!(
+        format!("{:?}", of_folder.events).contains("beside them are not read"),
+        "{:?}",
+        of_folder.events
+    );
     for file in ["cuts_train.jsonl.gz", "supervisions_train.jsonl.gz"] {
         let again = read(&out.join(file), "");
         assert!(rows_of(&again) == rows_of(&rows), "{file}");

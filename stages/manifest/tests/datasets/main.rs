@@ -3,3 +3,4 @@
 mod data;
 mod hugging_face;
 mod lhotse;
+mod others;
