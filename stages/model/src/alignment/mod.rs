@@ -2,9 +2,11 @@
 //! path (Viterbi 1967) through its lattice of frames and tokens: [`ctc`], [`transducer`].
 //!
 //! A text may not fit its signal, so a path may leave out words, each token at a fixed cost, and between words it may pass over
-//! frames without text, each at a fixed cost at most.
+//! frames without text, each at a fixed cost at most. Over a passage in which other words were said it goes as free decoding does,
+//! whose score it takes: so a text is compared with what the head hears in the same frames. A passage costs most where it begins,
+//! so that the words of a text stay together.
 //!
-//! A search holds a byte for each cell (frames times twice the tokens) for CTC, five for a transducer (frames times tokens), and
+//! A search holds a byte for each cell (frames times thrice the tokens) for CTC, six for a transducer (frames times tokens), and
 //! the scores of a few frames. Callers divide long recordings.
 
 pub mod ctc;
@@ -98,6 +100,13 @@ struct Boundary {
     left_out: f64,
 }
 
+impl Boundary {
+    /// The number of tokens of that word, if it begins behind this many.
+    fn length(self, begin: usize) -> f64 {
+        self.word_end.map_or(0.0, |end| (end - begin) as f64)
+    }
+}
+
 /// What a path pays where text and signal do not fit, in natural logarithms of probabilities; at most 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
@@ -105,6 +114,19 @@ pub struct Costs {
     pub left_out: f64,
     /// For each frame between words, at most: the least that blank costs there.
     pub no_text: f64,
+    pub passage: PassageCosts,
+}
+
+/// What a path pays for a passage between words in which other words were said than the text has, on top of the score of free
+/// decoding there.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PassageCosts {
+    /// Once.
+    pub begins: f64,
+    /// For each token of a word of the text that is left out there.
+    pub left_out: f64,
+    /// For each token that free decoding finds there.
+    pub heard: f64,
 }
 
 impl Costs {
@@ -112,7 +134,31 @@ impl Costs {
     pub const FORCED: Costs = Costs {
         left_out: f64::NEG_INFINITY,
         no_text: f64::NEG_INFINITY,
+        passage: PassageCosts {
+            begins: f64::NEG_INFINITY,
+            left_out: f64::NEG_INFINITY,
+            heard: f64::NEG_INFINITY,
+        },
     };
+}
+
+/// What free decoding does on a frame.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct HeardFrame {
+    /// The natural logarithm of the probability of its steps there.
+    pub logprob: f64,
+    /// How many tokens it emits there.
+    pub tokens: usize,
+}
+
+impl HeardFrame {
+    /// What the frame costs in a passage without text.
+    fn cost(self, costs: PassageCosts) -> f64 {
+        match self.tokens {
+            0 => self.logprob,
+            tokens => self.logprob + costs.heard * tokens as f64,
+        }
+    }
 }
 
 /// A token that was placed.
@@ -133,12 +179,27 @@ pub struct AlignedTokens {
     pub tokens: Vec<Option<PlacedToken>>,
     /// The natural logarithm of the probability of the path, with its costs.
     pub score: f64,
-    /// Frames without text that cost [`Costs::no_text`], in order, apart from each other.
+    /// What of it was paid for words that were left out.
+    pub left_out: f64,
+    /// The natural logarithm of the probability of the path of free decoding.
+    pub heard: f64,
+    /// Frames without text that cost [`Costs::no_text`] or are in a passage, in order, apart from each other.
     pub without_text: Vec<Range<usize>>,
 }
 
-/// Most cells of a lattice, which take up to 640 MiB.
+/// Most cells of a lattice, which take up to 768 MiB.
 pub const MAX_CELLS: usize = 1 << 27;
+
+/// For each number of tokens where a word ends: where it begins.
+fn begins(boundaries: &[Boundary]) -> Vec<usize> {
+    let mut begins = vec![0; boundaries.len()];
+    for (begin, boundary) in boundaries.iter().enumerate() {
+        if let Some(end) = boundary.word_end {
+            begins[end] = begin;
+        }
+    }
+    begins
+}
 
 /// The number of cells, if that many can be searched.
 fn cells(frames: usize, states: usize) -> Result<usize> {

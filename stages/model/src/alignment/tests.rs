@@ -21,81 +21,135 @@ fn left_out(text: &WordTokens, word: usize, costs: Costs) -> f64 {
     costs.left_out * [1.0, 0.5, 2.0, 1.0][word.min(3)] * text.word(word).len() as f64
 }
 
-/// Sets of words that are left out, as flags.
-fn choices(words: usize) -> impl Iterator<Item = Vec<bool>> {
-    (0..1usize << words).map(move |bits| (0..words).map(|word| bits >> word & 1 == 1).collect())
+/// What leaving it out costs in a passage.
+fn left_out_there(text: &WordTokens, word: usize, costs: Costs) -> f64 {
+    costs.passage.left_out * text.word(word).len() as f64
 }
 
-/// Tokens that are not left out, each with whether a word begins with it, and the cost of the others.
-fn kept(text: &WordTokens, left_out: &[bool], costs: Costs) -> (Vec<(u32, bool)>, f64) {
-    let (mut kept, mut cost) = (Vec::new(), 0.0);
-    for (word, &left_out) in left_out.iter().enumerate() {
-        let tokens = &text.tokens()[text.word(word)];
-        if left_out {
-            cost += self::left_out(text, word, costs);
-        } else {
-            kept.extend(tokens.iter().enumerate().map(|(at, token)| (*token, at == 0)));
-        }
-    }
-    (kept, cost)
+/// The word with tokens that begins behind so many tokens.
+fn word_at(text: &WordTokens, state: usize) -> Option<usize> {
+    (0..text.words()).find(|word| text.word(*word).start == state && !text.word(*word).is_empty())
+}
+
+/// Where a path of CTC is: in the blank behind so many tokens, on the token at an index, or in the passage behind so many.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Blank(usize),
+    Token(usize),
+    Passage(usize),
 }
 
 /// The best score of all ways to place states of CTC on frames.
 fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) -> f64 {
-    let rows: Vec<&[f32]> = log_probs.chunks_exact(outputs).collect();
-    fn walk(rows: &[&[f32]], kept: &[(u32, bool)], state: usize, no_text: f64) -> f64 {
-        let Some((row, rest)) = rows.split_first() else {
-            return if state + 1 >= 2 * kept.len() {
-                0.0
-            } else {
-                f64::NEG_INFINITY
+    struct Walk<'a>(&'a [f32], usize, &'a WordTokens, Costs);
+    impl Walk<'_> {
+        /// `ended`: a passage has just ended here.
+        fn from(&self, frame: usize, place: Place, ended: bool) -> f64 {
+            let Walk(log_probs, outputs, text, costs) = *self;
+            let tokens = text.tokens();
+            let frames = log_probs.len() / outputs;
+            let (state, last) = match place {
+                Place::Blank(state) | Place::Passage(state) => (state, None),
+                Place::Token(token) => (token + 1, Some(token)),
             };
-        };
-        let mut best = f64::NEG_INFINITY;
-        for next in state..=state + 2 {
-            let (place, is_token) = (next / 2, next % 2 == 1);
-            if next > 2 * kept.len() || (next == state + 2 && !is_token) {
-                continue;
+            let word = word_at(text, state);
+            let between_words = word.is_some() || state == tokens.len();
+            let mut best = f64::NEG_INFINITY;
+            if frame == frames && state == tokens.len() && !matches!(place, Place::Passage(_)) {
+                best = 0.0;
             }
-            if next == state + 2 && kept[place].0 == kept[place - 1].0 {
-                continue;
+            if matches!(place, Place::Passage(_)) {
+                best = best.max(self.from(frame, Place::Blank(state), true));
+                if let Some(word) = word {
+                    let there = Place::Passage(text.word(word).end);
+                    best = best.max(left_out_there(text, word, costs) + self.from(frame, there, false));
+                }
+                if frame < frames {
+                    let row = |frame: usize| &log_probs[frame * outputs..][..outputs];
+                    let output = |frame: usize| {
+                        (0..outputs)
+                            .rev()
+                            .max_by(|a, b| row(frame)[*a].total_cmp(&row(frame)[*b]))
+                            .unwrap()
+                    };
+                    let is_token = output(frame) != outputs - 1 && (frame == 0 || output(frame) != output(frame - 1));
+                    let heard = if is_token { costs.passage.heard } else { 0.0 };
+                    let logprob = f64::from(row(frame)[output(frame)]);
+                    best = best.max(logprob + heard + self.from(frame + 1, place, false));
+                }
+                return best;
             }
-            let cost = match is_token {
-                true => f64::from(row[kept[place].0 as usize]),
-                false if kept.get(place).is_none_or(|token| token.1) => f64::from(row[row.len() - 1]).max(no_text),
-                false => f64::from(row[row.len() - 1]),
-            };
-            best = best.max(cost + walk(rest, kept, next, no_text));
+            if between_words && !ended {
+                best = best.max(costs.passage.begins + self.from(frame, Place::Passage(state), false));
+            }
+            if let Some(word) = word {
+                let end = text.word(word).end;
+                // Between equal tokens a path would have to pass blank.
+                if last.is_none_or(|last| tokens.get(end) != Some(&tokens[last])) {
+                    best = best.max(left_out(text, word, costs) + self.from(frame, Place::Blank(end), false));
+                }
+            }
+            if frame == frames {
+                return best;
+            }
+            let row = &log_probs[frame * outputs..][..outputs];
+            let mut blank = f64::from(row[outputs - 1]);
+            if between_words {
+                blank = blank.max(costs.no_text);
+            }
+            best = best.max(blank + self.from(frame + 1, Place::Blank(state), false));
+            let mut next = Vec::new();
+            next.extend(last);
+            if state < tokens.len() && last.is_none_or(|last| tokens[last] != tokens[state]) {
+                next.push(state);
+            }
+            for token in next {
+                let logprob = f64::from(row[tokens[token] as usize]);
+                best = best.max(logprob + self.from(frame + 1, Place::Token(token), false));
+            }
+            best
         }
-        best
     }
-    let all = choices(text.words()).map(|left_out| {
-        let (kept, cost) = kept(text, &left_out, costs);
-        // Before the first frame a path is in the blank before all tokens.
-        cost + walk(&rows, &kept, 0, costs.no_text)
-    });
-    all.fold(f64::NEG_INFINITY, f64::max)
+    Walk(log_probs, outputs, text, costs).from(0, Place::Blank(0), false)
 }
 
 /// The best score of all paths through a lattice.
-fn best_path(frames: usize, durations: &[usize], text: &WordTokens, costs: Costs, cells: &Cells) -> f64 {
-    struct Walk<'a>(usize, &'a [usize], &'a WordTokens, Costs, &'a Cells);
+fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs: Costs, cells: &Cells) -> f64 {
+    struct Walk<'a>(&'a [HeardFrame], &'a [usize], &'a WordTokens, Costs, &'a Cells);
     impl Walk<'_> {
-        fn from(&self, frame: usize, state: usize) -> f64 {
-            let Walk(frames, durations, text, costs, cells) = *self;
-            let tokens = text.tokens().len();
+        fn in_passage(&self, frame: usize, state: usize) -> f64 {
+            let Walk(heard, _, text, costs, _) = *self;
+            let mut best = self.from(frame, state, true);
+            if let Some(word) = word_at(text, state) {
+                let cost = left_out_there(text, word, costs);
+                best = best.max(cost + self.in_passage(frame, text.word(word).end));
+            }
+            if let Some(there) = heard.get(frame) {
+                let cost = (0..there.tokens).map(|_| costs.passage.heard).sum::<f64>() + there.logprob;
+                best = best.max(cost + self.in_passage(frame + 1, state));
+            }
+            best
+        }
+
+        /// `ended`: a passage has just ended here.
+        fn from(&self, frame: usize, state: usize, ended: bool) -> f64 {
+            let Walk(heard, durations, text, costs, cells) = *self;
+            let (frames, tokens) = (heard.len(), text.tokens().len());
+            let frame = frame.min(frames);
             let mut best = f64::NEG_INFINITY;
-            let word = (0..text.words()).find(|word| text.word(*word).start == state);
+            let word = word_at(text, state);
             if let Some(word) = word {
-                let range = text.word(word);
-                best = self.from(frame, range.end) + left_out(text, word, costs);
+                best = self.from(frame, text.word(word).end, false) + left_out(text, word, costs);
+            }
+            if !ended && (word.is_some() || state == tokens) {
+                best = best.max(costs.passage.begins + self.in_passage(frame, state));
             }
             if frame >= frames {
-                return if state == tokens { 0.0 } else { best };
+                return if state == tokens { best.max(0.0) } else { best };
             }
             let cell = frame * (tokens + 1) + state;
             if word.is_some() || state == tokens {
-                best = best.max(costs.no_text + self.from(frame + 1, state));
+                best = best.max(costs.no_text + self.from(frame + 1, state, false));
             }
             let arcs: Vec<(usize, usize, f64)> = match durations.is_empty() {
                 true => vec![(1, 0, 0.0)],
@@ -111,23 +165,41 @@ fn best_path(frames: usize, durations: &[usize], text: &WordTokens, costs: Costs
             };
             for (of_blank, of_label, score) in arcs {
                 if of_blank > 0 {
-                    best = best.max(score + cells.blank[cell] + self.from(frame + of_blank, state));
+                    best = best.max(score + cells.blank[cell] + self.from(frame + of_blank, state, false));
                 }
                 if state < tokens {
-                    best = best.max(score + cells.label[cell] + self.from(frame + of_label, state + 1));
+                    best = best.max(score + cells.label[cell] + self.from(frame + of_label, state + 1, false));
                 }
             }
             best
         }
     }
-    Walk(frames, durations, text, costs, cells).from(0, 0)
+    Walk(heard, durations, text, costs, cells).from(0, 0, false)
 }
 
-/// Costs of both kinds, or of none.
+const SOME_COSTS: Costs = Costs {
+    left_out: -4.0,
+    no_text: -2.0,
+    passage: PassageCosts {
+        begins: -10.0,
+        left_out: -2.0,
+        heard: -0.5,
+    },
+};
+
+/// Costs of all kinds, or of none.
 fn some_costs() -> impl Strategy<Value = Costs> {
     prop_oneof![
         Just(Costs::FORCED),
-        (-3.0..-0.1f64, -3.0..-0.1f64).prop_map(|(left_out, no_text)| Costs { left_out, no_text }),
+        prop::array::uniform5(-3.0..-0.1f64).prop_map(|[left_out, no_text, begins, there, heard]| Costs {
+            left_out,
+            no_text,
+            passage: PassageCosts {
+                begins,
+                left_out: there,
+                heard,
+            },
+        }),
     ]
 }
 
@@ -156,7 +228,6 @@ proptest! {
         let (text, log_probs) = (text(&tokens, twos), &values[..frames * 4]);
         let best = best_ctc(log_probs, 4, &text, costs);
         match ctc::align(log_probs, 4, &text, costs) {
-            // A path may also leave out a word between equal tokens, with no blank between these, which would be one.
             Ok(found) => {
                 prop_assert!((found.score - best).abs() < 1e-9, "{} is not {best}", found.score);
                 check_order(&found, &text, frames, true);
@@ -173,7 +244,9 @@ proptest! {
         frames in 0usize..5, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, costs in some_costs(),
         durations in prop_oneof![Just(vec![]), Just(vec![0, 1, 2]), Just(vec![1, 4]), Just(vec![0, 3])],
         values in prop::collection::vec(-4.0..0.0f64, 5 * 4 * 5),
+        heard in prop::collection::vec((-1.0..0.0f64, 0usize..3), 5),
     ) {
+        let heard: Vec<HeardFrame> = heard[..frames].iter().map(|&(logprob, tokens)| HeardFrame { logprob, tokens }).collect();
         let text = text(&tokens, twos);
         let (states, width) = (tokens.len() + 1, durations.len());
         let cells = Cells {
@@ -181,7 +254,7 @@ proptest! {
             label: values[20..20 + frames * states].to_vec(),
             durations: values[40..40 + frames * states * width].to_vec(),
         };
-        let best = best_path(frames, &durations, &text, costs, &cells);
+        let best = best_path(&heard, &durations, &text, costs, &cells);
         let mut next = 0;
         let mut of_frames = |asked: Range<usize>| {
             assert_eq!(asked.start, next);
@@ -193,7 +266,7 @@ proptest! {
                 durations: cells.durations[range.start * width..range.end * width].to_vec(),
             })
         };
-        match transducer::align(frames, &durations, &text, costs, &mut of_frames) {
+        match transducer::align(&heard, &durations, &text, costs, &mut of_frames) {
             Ok(found) => {
                 prop_assert!((found.score - best).abs() < 1e-9, "{} is not {best}", found.score);
                 check_order(&found, &text, frames, !durations.is_empty());
@@ -223,9 +296,9 @@ fn what_does_not_fit_is_an_error() {
     let nan = [f32::NAN; 8];
     assert!(ctc::align(&nan, 4, &WordTokens::new([&[1u32][..]]), Costs::FORCED).is_err());
     let mut nothing = |_: Range<usize>| Ok(Cells::default());
-    assert!(transducer::align(2, &[0, 1], &text, Costs::FORCED, &mut nothing).is_err());
+    assert!(transducer::align(&[HeardFrame::default(); 2], &[0, 1], &text, Costs::FORCED, &mut nothing).is_err());
     let long = WordTokens::new([&vec![0u32; MAX_CELLS][..]]);
-    assert!(transducer::align(9, &[0, 1], &long, Costs::FORCED, &mut nothing).is_err());
+    assert!(transducer::align(&[HeardFrame::default(); 9], &[0, 1], &long, Costs::FORCED, &mut nothing).is_err());
 }
 
 fn decoded(set: &str) -> Value {
@@ -289,13 +362,7 @@ fn transducers_align_their_own_texts_where_greedy_search_found_them() {
                 .decode_on(frames, &mut model.greedy_state().unwrap(), None)
                 .unwrap();
             let text = text(&greedy.ids, false);
-            for costs in [
-                Costs::FORCED,
-                Costs {
-                    left_out: -4.0,
-                    no_text: -2.0,
-                },
-            ] {
+            for costs in [Costs::FORCED, SOME_COSTS] {
                 let found = model.align(frames, &text, costs, Some(HeadKind::Transducer)).unwrap();
                 let placed: Vec<(u32, u32)> = found
                     .tokens
@@ -311,17 +378,7 @@ fn transducers_align_their_own_texts_where_greedy_search_found_them() {
                 assert!(found.without_text.is_empty());
             }
             let other = WordTokens::new([&[0u32, 1, 2][..]]);
-            let found = model
-                .align(
-                    frames,
-                    &other,
-                    Costs {
-                        left_out: -4.0,
-                        no_text: -2.0,
-                    },
-                    None,
-                )
-                .unwrap();
+            let found = model.align(frames, &other, SOME_COSTS, None).unwrap();
             assert!(
                 found.tokens.iter().all(Option::is_none) && !found.without_text.is_empty(),
                 "{set}"

@@ -1,8 +1,9 @@
 //! The best path of a text through the lattice of a transducer, TDT or RNN-T. From the cell (frame t, tokens u) a blank of
 //! duration d > 0 leads to (t + d, u), and the next token with a duration d to (t + d, u + 1); RNN-T has blanks of duration 1 and
 //! tokens of duration 0. A duration may reach beyond the last frame, as in greedy search; a path ends there, with all tokens.
+//! Each cell between words has another one beside it, in which a path is while it is in a passage of other words.
 
-use super::{AlignedTokens, Costs, PlacedToken, WordTokens, add_before, cells, no_path};
+use super::{AlignedTokens, Boundary, Costs, HeardFrame, PlacedToken, WordTokens, add_before, begins, cells, no_path};
 use crate::{Error, Result};
 
 /// Log-probabilities of cells, (frames, tokens + 1).
@@ -32,6 +33,18 @@ enum Way {
     NoText,
     /// A word that was left out.
     LeftOut,
+    /// From the passage beside the cell.
+    PassageEnds,
+}
+
+/// How a path came into a passage's cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PassageWay {
+    /// From the frame before.
+    Stays,
+    /// From the cell beside it.
+    Begins,
+    LeftOut,
 }
 
 impl Way {
@@ -40,8 +53,9 @@ impl Way {
             Way::Nowhere => 0,
             Way::NoText => 1,
             Way::LeftOut => 2,
-            Way::Label(index) => 3 + 2 * index,
-            Way::Blank(index) => 4 + 2 * index,
+            Way::PassageEnds => 3,
+            Way::Label(index) => 4 + 2 * index,
+            Way::Blank(index) => 5 + 2 * index,
         }
     }
 
@@ -50,8 +64,9 @@ impl Way {
             0 => Way::Nowhere,
             1 => Way::NoText,
             2 => Way::LeftOut,
-            code if code % 2 == 1 => Way::Label((code - 3) / 2),
-            code => Way::Blank((code - 4) / 2),
+            3 => Way::PassageEnds,
+            code if code % 2 == 0 => Way::Label((code - 4) / 2),
+            code => Way::Blank((code - 5) / 2),
         }
     }
 }
@@ -62,6 +77,9 @@ struct Lattice {
     states: usize,
     scores: Vec<Vec<f64>>,
     ways: Vec<u8>,
+    /// The same of passages, whose scores are those of one frame.
+    passages: Vec<f64>,
+    passage_ways: Vec<PassageWay>,
     /// Log-probability of the next token in each cell.
     labels: Vec<f32>,
     /// Of the cells behind the last frame, which are reached from several frames with one duration: the frame before.
@@ -77,6 +95,8 @@ impl Lattice {
             states,
             scores: vec![vec![f64::NEG_INFINITY; states]; rows],
             ways: vec![Way::Nowhere.code(); cells(frames + 1, states)?],
+            passages: vec![f64::NEG_INFINITY; states],
+            passage_ways: vec![PassageWay::Stays; (frames + 1) * states],
             labels: Vec::with_capacity(frames * states),
             ends_from: vec![0; states],
         })
@@ -101,20 +121,49 @@ impl Lattice {
     }
 }
 
-/// Aligns a text with the lattice of this many frames. `durations` are those of the duration outputs, in frames; none for RNN-T.
+impl Lattice {
+    /// Offers what takes no frame: the end and the beginning of a passage, and leaving out the word that begins in a state. Gives
+    /// the score of the cell.
+    fn between_words(&mut self, frame: usize, state: usize, boundary: Boundary, costs: Costs) -> f64 {
+        if !boundary.between_words {
+            return *self.score(frame, state);
+        }
+        let passage = self.passages[state];
+        self.offer(frame, (frame, state), passage, Way::PassageEnds);
+        let score = *self.score(frame, state);
+        self.offer_passage(frame, state, score + costs.passage.begins, PassageWay::Begins);
+        if let Some(end) = boundary.word_end {
+            let cost = costs.left_out * boundary.left_out;
+            self.offer(frame, (frame, end), score + cost, Way::LeftOut);
+            let cost = costs.passage.left_out * boundary.length(state);
+            let passage = self.passages[state];
+            self.offer_passage(frame, end, passage + cost, PassageWay::LeftOut);
+        }
+        score
+    }
+
+    fn offer_passage(&mut self, frame: usize, state: usize, score: f64, way: PassageWay) {
+        if score > self.passages[state] {
+            self.passages[state] = score;
+            self.passage_ways[frame * self.states + state] = way;
+        }
+    }
+}
+
+/// Aligns a text with the lattice of this many frames. `heard`: what free decoding does on each. `durations` are those of the duration outputs, in frames; none for RNN-T.
 /// Cells are asked for in the order of frames.
 ///
 /// # Errors
 /// Those of `of_frames`, where it gives other numbers of values, where no path leads through, or there are too many cells.
 pub fn align(
-    frames: usize,
+    heard: &[HeardFrame],
     durations: &[usize],
     text: &WordTokens,
     costs: Costs,
     of_frames: &mut OfFrames<'_>,
 ) -> Result<AlignedTokens> {
     let (tokens, boundaries) = (text.tokens().len(), text.boundaries());
-    let states = tokens + 1;
+    let (frames, states) = (heard.len(), tokens + 1);
     if durations.len() > 100 {
         let count = durations.len();
         return Err(Error::Input(format!("{count} durations are more than alignment knows")));
@@ -138,7 +187,7 @@ pub fn align(
             lattice.labels.extend(here.label.iter().map(|label| *label as f32));
         }
         for (state, &boundary) in boundaries.iter().enumerate().take(states) {
-            let score = *lattice.score(frame, state);
+            let score = lattice.between_words(frame, state, boundary, costs);
             if score == f64::NEG_INFINITY {
                 continue;
             }
@@ -164,44 +213,36 @@ pub fn align(
             if boundary.between_words {
                 lattice.offer(frame, (frame + 1, state), score + costs.no_text, Way::NoText);
             }
-            if let Some(end) = boundary.word_end {
-                let cost = costs.left_out * boundary.left_out;
-                lattice.offer(frame, (frame, end), score + cost, Way::LeftOut);
-            }
         }
+        let cost = heard[frame].cost(costs.passage);
+        lattice.passages.iter_mut().for_each(|score| *score += cost);
         // The row becomes that of a later frame.
         let rows = lattice.scores.len();
         lattice.scores[frame % rows].fill(f64::NEG_INFINITY);
     }
-    for (state, boundary) in boundaries.iter().enumerate() {
-        if let Some(end) = boundary.word_end {
-            let score = *lattice.score(frames, state) + costs.left_out * boundary.left_out;
-            lattice.offer(frames, (frames, end), score, Way::LeftOut);
-        }
+    for (state, &boundary) in boundaries.iter().enumerate() {
+        lattice.between_words(frames, state, boundary, costs);
     }
     let score = *lattice.score(frames, tokens);
     if !score.is_finite() {
         return Err(no_path(frames, tokens));
     }
-    Ok(back(&lattice, durations, text, score))
+    Ok(AlignedTokens {
+        score,
+        heard: heard.iter().map(|frame| frame.logprob).sum(),
+        ..back(&lattice, durations, &boundaries, costs)
+    })
 }
 
 /// The path that ends with all tokens behind the last frame.
-fn back(lattice: &Lattice, durations: &[usize], text: &WordTokens, score: f64) -> AlignedTokens {
+fn back(lattice: &Lattice, durations: &[usize], boundaries: &[Boundary], costs: Costs) -> AlignedTokens {
     let (frames, states) = (lattice.frames, lattice.states);
     let mut found = AlignedTokens {
         tokens: vec![None; states - 1],
-        score,
-        without_text: Vec::new(),
+        ..AlignedTokens::default()
     };
-    // Where the word that ends behind so many tokens begins.
-    let mut begins = vec![0; states];
-    for (begin, boundary) in text.boundaries().iter().enumerate() {
-        if let Some(end) = boundary.word_end {
-            begins[end] = begin;
-        }
-    }
-    let (mut frame, mut state) = (frames, states - 1);
+    let begins = begins(boundaries);
+    let (mut frame, mut state, mut in_passage) = (frames, states - 1, false);
     // A duration of nothing in RNN-T, where a blank takes one frame.
     let advance = |index: u8, of_rnnt: usize| durations.get(usize::from(index)).copied().unwrap_or(of_rnnt);
     let from = |frame: usize, state: usize, advance: usize| match frame == frames {
@@ -209,6 +250,20 @@ fn back(lattice: &Lattice, durations: &[usize], text: &WordTokens, score: f64) -
         false => frame - advance,
     };
     loop {
+        if in_passage {
+            match lattice.passage_ways[frame * states + state] {
+                PassageWay::Begins => in_passage = false,
+                PassageWay::LeftOut => {
+                    state = begins[state];
+                    found.left_out += costs.passage.left_out * boundaries[state].length(state);
+                }
+                PassageWay::Stays => {
+                    frame -= 1;
+                    add_before(&mut found.without_text, frame);
+                }
+            }
+            continue;
+        }
         match Way::of(lattice.ways[frame * states + state]) {
             // Only the first cell is reached from nowhere.
             Way::Nowhere => break,
@@ -216,7 +271,11 @@ fn back(lattice: &Lattice, durations: &[usize], text: &WordTokens, score: f64) -
                 frame -= 1;
                 add_before(&mut found.without_text, frame);
             }
-            Way::LeftOut => state = begins[state],
+            Way::LeftOut => {
+                state = begins[state];
+                found.left_out += costs.left_out * boundaries[state].left_out;
+            }
+            Way::PassageEnds => in_passage = true,
             Way::Blank(index) => frame = from(frame, state, advance(index, 1)),
             Way::Label(index) => {
                 let advance = advance(index, 0);

@@ -9,7 +9,7 @@ pub(crate) mod spoken_words;
 
 use std::ops::Range;
 
-use flow_model::alignment::Costs;
+use flow_model::alignment::{Costs, PassageCosts};
 use flow_model::heads::HeadKind;
 use serde::Serialize;
 use serde_json::Value;
@@ -24,6 +24,11 @@ pub use known_text::segments_of_text;
 pub const COSTS: Costs = Costs {
     left_out: -5.0,
     no_text: -2.0,
+    passage: PassageCosts {
+        begins: -10.0,
+        left_out: -1.5,
+        heard: -0.5,
+    },
 };
 
 /// Seconds by which transducers emit tokens late: a frame. (The bundled model is at 0.13 s for beginnings of words and 0.05 s for
@@ -100,6 +105,7 @@ pub struct Aligned {
     /// How well text and recording fit: the natural logarithm of the probability of the best path, with the costs of words that
     /// were left out and of speech without text, divided by the number of the text's tokens.
     pub score: f64,
+    pub llr: f64,
     pub not_said: Vec<NotSaid>,
     pub without_text: Vec<WithoutText>,
     /// Characters of the text that the model does not know, each once, in their order.

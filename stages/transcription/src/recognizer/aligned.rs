@@ -42,6 +42,7 @@ struct Text {
 }
 
 /// What was heard in a window, and what of it is kept.
+#[derive(Clone)]
 struct Window {
     samples: Range<u64>,
     frames: usize,
@@ -57,6 +58,7 @@ struct Window {
 struct BlockResult {
     words: Vec<AlignedWord>,
     score: f64,
+    llr: f64,
     /// Seconds.
     without_text: Vec<Range<f64>>,
 }
@@ -102,7 +104,7 @@ impl Recognizer {
             return Err(TranscriptionError::setting("window", why));
         }
         let segments = text;
-        let mut text = self.spoken(segments, None)?;
+        let text = self.spoken(segments, None)?;
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let samples = first.activity.samples();
@@ -137,6 +139,19 @@ impl Recognizer {
         else {
             return Ok(None);
         };
+        self.align_heard(windows, &speech, (segments, text), recording, settings, cancelled)
+    }
+
+    /// Aligns a text, in segments and as words, with windows that were heard.
+    fn align_heard(
+        &self,
+        windows: Vec<Window>,
+        speech: &[Range<f64>],
+        (segments, mut text): (&[String], Text),
+        recording: &dyn Samples,
+        settings: &AlignmentSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Aligned>> {
         // A model that writes one case alone gives the other no probability.
         let heard = windows.iter().flat_map(|window| &window.words);
         if let Some(case) = Case::of(heard.map(|word| word.word.as_str())) {
@@ -159,8 +174,8 @@ impl Recognizer {
         let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
             return Ok(None);
         };
-        found.leave_out_far_from(&speech, &text, settings.costs.left_out);
-        let near = |word: &Word| is_near(&speech, word.start, word.end);
+        found.leave_out_far_from(speech, &text, settings.costs.left_out);
+        let near = |word: &Word| is_near(speech, word.start, word.end);
         // Words that were heard and are in the text, where the text has them, too.
         let mut is_of_text = vec![false; heard.len()];
         for (word, at) in pairs {
@@ -365,11 +380,15 @@ impl Recognizer {
         let tokens = WordTokens::new(tokens.chain([behind])).with_factors(of_words);
         let cells = (tokens.tokens().len() + 1).saturating_mul(2 * clock.frames.max(1));
         let found = match parts.is_empty() || cells > MOST_CELLS {
-            true => AlignedTokens {
-                tokens: vec![None; tokens.tokens().len()],
-                score: settings.costs.left_out * tokens.tokens().len() as f64,
-                without_text: Vec::new(),
-            },
+            true => {
+                let cost = settings.costs.left_out * tokens.tokens().len() as f64;
+                AlignedTokens {
+                    tokens: vec![None; tokens.tokens().len()],
+                    score: cost,
+                    left_out: cost,
+                    ..AlignedTokens::default()
+                }
+            }
             false => self.computing(|| {
                 let frames = Tensor::cat(&parts, 0).map_err(flow_model::Error::from)?;
                 Ok(self.model.align(&frames, &tokens, settings.costs, settings.head)?)
@@ -405,23 +424,14 @@ impl Recognizer {
             }
             aligned.push(result);
         }
-        // A score counts each word that was left out alike.
-        let left_out = words
-            .iter()
-            .zip(&aligned)
-            .zip(factors)
-            .filter(|((_, word), _)| !word.said);
-        let cheaper: f64 = left_out
-            .map(|((word, _), factor)| settings.costs.left_out * (1.0 - factor) * word.tokens.len() as f64)
-            .sum();
+        // A score counts each token that was left out alike.
+        let left_out = found.tokens.iter().filter(|token| token.is_none()).count();
+        let score = found.score - found.left_out + settings.costs.left_out * left_out as f64;
         let without_text = found.without_text.iter();
         Ok(BlockResult {
             words: aligned,
-            score: if parts.is_empty() || cells > MOST_CELLS {
-                found.score
-            } else {
-                found.score + cheaper
-            },
+            score,
+            llr: score - found.heard,
             without_text: without_text
                 .map(|frames| clock.start(frames.start)..clock.end(frames.end))
                 .collect(),
@@ -523,10 +533,11 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
         languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
         ..Aligned::default()
     };
-    let mut score = 0.0;
+    let (mut score, mut llr) = (0.0, 0.0);
     for result in results {
         all.words.extend(result.words);
         score += result.score;
+        llr += result.llr;
         for range in result.without_text {
             match all.silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
                 Some(last) => last.end = range.end,
@@ -535,6 +546,7 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
         }
     }
     all.score = score / tokens.max(1) as f64;
+    all.llr = llr / tokens.max(1) as f64;
     all
 }
 
