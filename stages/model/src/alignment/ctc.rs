@@ -79,9 +79,10 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
             let token = begin.checked_sub(1).map(|last| (last, scores[2 * last + 1]));
             offer(scores, 2 * begin, passages[begin], PASSAGE_ENDS);
             let blank = scores[2 * begin];
-            offer_passage(passages, begin, blank + costs.passage.begins, BEGINS);
+            let cost = boundary.begins(costs.passage);
+            offer_passage(passages, begin, blank + cost, BEGINS);
             if let Some((_, score)) = token {
-                offer_passage(passages, begin, score + costs.passage.begins, BEGINS_FROM_TOKEN);
+                offer_passage(passages, begin, score + cost, BEGINS_FROM_TOKEN);
             }
             let Some(end) = boundary.word_end else { continue };
             let cost = costs.left_out * boundary.left_out;

@@ -24,6 +24,8 @@ pub struct WordTokens {
     starts: Vec<usize>,
     /// Of each word, what the cost of leaving it out is multiplied by; 1 for words behind them.
     factors: Vec<f64>,
+    /// Before each word and behind the last, what the cost of beginning a passage is multiplied by; 1 behind them.
+    borders: Vec<f64>,
 }
 
 impl WordTokens {
@@ -38,6 +40,7 @@ impl WordTokens {
             tokens,
             starts,
             factors: Vec::new(),
+            borders: Vec::new(),
         }
     }
 
@@ -46,6 +49,13 @@ impl WordTokens {
     #[must_use]
     pub fn with_factors(self, factors: Vec<f64>) -> Self {
         WordTokens { factors, ..self }
+    }
+
+    /// Multiplies [`PassageCosts::begins`] before each word, and behind the last, by a factor: 0 where passages begin at no cost,
+    /// even with [`Costs::FORCED`]. Others have 1.
+    #[must_use]
+    pub fn with_borders(self, borders: Vec<f64>) -> Self {
+        WordTokens { borders, ..self }
     }
 
     /// All tokens, in order.
@@ -65,13 +75,23 @@ impl WordTokens {
 
     /// For each number of tokens from none to all: whether a word begins or the text ends there, and where that word ends.
     fn boundaries(&self) -> Vec<Boundary> {
-        let mut found = vec![Boundary::default(); self.tokens.len() + 1];
+        let none = Boundary {
+            passage: f64::INFINITY,
+            ..Boundary::default()
+        };
+        let mut found = vec![none; self.tokens.len() + 1];
+        for (index, &start) in self.starts.iter().enumerate() {
+            // Words without tokens are at the same place as the word behind them.
+            let border = self.borders.get(index).copied().unwrap_or(1.0);
+            found[start].passage = found[start].passage.min(border);
+        }
         for (index, word) in self.starts.windows(2).enumerate() {
             if word[0] < word[1] {
                 found[word[0]] = Boundary {
                     between_words: true,
                     word_end: Some(word[1]),
                     left_out: self.factors.get(index).unwrap_or(&1.0) * (word[1] - word[0]) as f64,
+                    ..found[word[0]]
                 };
             }
         }
@@ -98,12 +118,22 @@ struct Boundary {
     word_end: Option<usize>,
     /// What [`Costs::left_out`] is multiplied by for that word.
     left_out: f64,
+    /// What [`PassageCosts::begins`] is multiplied by.
+    passage: f64,
 }
 
 impl Boundary {
     /// The number of tokens of that word, if it begins behind this many.
     fn length(self, begin: usize) -> f64 {
         self.word_end.map_or(0.0, |end| (end - begin) as f64)
+    }
+
+    /// What it costs to begin a passage there.
+    fn begins(self, costs: PassageCosts) -> f64 {
+        match self.passage {
+            0.0 => 0.0,
+            factor => factor * costs.begins,
+        }
     }
 }
 

@@ -11,9 +11,19 @@ use crate::model::TdtModel;
 use crate::testing::golden;
 use flow_nn::tensor_files::read_packed;
 
-/// Words of one token or two; the second and the third are left out at other costs.
+/// Words of one token or two; the second and the third are left out at other costs, and before the third and the fourth a passage
+/// begins at others.
 fn text(tokens: &[u32], twos: bool) -> WordTokens {
-    WordTokens::new(tokens.chunks(if twos { 2 } else { 1 })).with_factors(vec![1.0, 0.5, 2.0])
+    let words = WordTokens::new(tokens.chunks(if twos { 2 } else { 1 }));
+    words
+        .with_factors(vec![1.0, 0.5, 2.0])
+        .with_borders(vec![1.0, 1.0, 0.5, 2.0])
+}
+
+/// What beginning a passage costs behind so many tokens, between words.
+fn begins_there(text: &WordTokens, state: usize, costs: Costs) -> f64 {
+    let words_before = (0..text.words()).filter(|word| text.word(*word).end <= state).count();
+    costs.passage.begins * [1.0, 1.0, 0.5, 2.0][words_before]
 }
 
 /// What leaving out a word costs.
@@ -80,7 +90,7 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
                 return best;
             }
             if between_words && !ended {
-                best = best.max(costs.passage.begins + self.from(frame, Place::Passage(state), false));
+                best = best.max(begins_there(text, state, costs) + self.from(frame, Place::Passage(state), false));
             }
             if let Some(word) = word {
                 let end = text.word(word).end;
@@ -142,7 +152,7 @@ fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs
                 best = self.from(frame, text.word(word).end, false) + left_out(text, word, costs);
             }
             if !ended && (word.is_some() || state == tokens) {
-                best = best.max(costs.passage.begins + self.in_passage(frame, state));
+                best = best.max(begins_there(text, state, costs) + self.in_passage(frame, state));
             }
             if frame >= frames {
                 return if state == tokens { best.max(0.0) } else { best };

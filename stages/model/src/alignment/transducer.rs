@@ -131,7 +131,7 @@ impl Lattice {
         let passage = self.passages[state];
         self.offer(frame, (frame, state), passage, Way::PassageEnds);
         let score = *self.score(frame, state);
-        self.offer_passage(frame, state, score + costs.passage.begins, PassageWay::Begins);
+        self.offer_passage(frame, state, score + boundary.begins(costs.passage), PassageWay::Begins);
         if let Some(end) = boundary.word_end {
             let cost = costs.left_out * boundary.left_out;
             self.offer(frame, (frame, end), score + cost, Way::LeftOut);

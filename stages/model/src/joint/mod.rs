@@ -3,7 +3,6 @@
 mod lattices;
 mod on_device;
 
-
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::joint::{Cell, CellTerms, add_hidden_gradient, cell_terms, hidden};

@@ -28,6 +28,8 @@ const MOST_CELLS: usize = 8 << 20;
 const MOST_TOKENS_PER_FRAME: usize = 10;
 /// What is further from speech was not said, in seconds: voice activity may miss a quiet beginning or end.
 const REACH: f64 = 0.5;
+/// What the cost of beginning a passage without text between two segments is multiplied by.
+const BETWEEN_SEGMENTS: f64 = 0.5;
 /// Pauses within speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -39,6 +41,22 @@ struct Text {
     unknown: Vec<char>,
     /// What the cost of leaving out each word is multiplied by ([`factors`]); empty where nothing was compared.
     factors: Vec<f64>,
+}
+
+impl Text {
+    /// What the cost of beginning a passage without text is multiplied by before each word and behind the last: text need not begin
+    /// with the recording, and segments may be far from each other, but the words of one are together.
+    fn borders(&self) -> Vec<f64> {
+        let mut borders = vec![1.0; self.words.len() + 1];
+        let mut at = 0;
+        for length in &self.lengths {
+            borders[at] = BETWEEN_SEGMENTS;
+            at += length;
+        }
+        borders[0] = 0.0;
+        borders[self.words.len()] = 0.0;
+        borders
+    }
 }
 
 /// What was heard in a window, and what of it is kept.
@@ -314,6 +332,7 @@ impl Recognizer {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Aligned>> {
         let mut results: Vec<BlockResult> = Vec::with_capacity(blocks.len());
+        let borders = text.borders();
         let mut at = 0.0;
         let mut align_until = |windows: &mut [Window], encoded: usize| -> Result<bool> {
             while let Some(block) = blocks.get(results.len()).filter(|block| block.windows.end <= encoded) {
@@ -321,7 +340,8 @@ impl Recognizer {
                     return Ok(false);
                 }
                 let factors = text.factors.get(block.words.clone()).unwrap_or_default();
-                let words = (&text.words[block.words.clone()], factors);
+                let of_block = &borders[block.words.start..=block.words.end];
+                let words = (&text.words[block.words.clone()], factors, of_block);
                 let result = self.align_block(&windows[block.windows.clone()], words, at, settings)?;
                 at = result.words.last().map_or(at, |word| word.end);
                 results.push(result);
@@ -360,11 +380,11 @@ impl Recognizer {
         Ok(Some(joined(&windows, results, text)))
     }
 
-    /// Aligns words, with their factors, with windows. `after`: seconds at which the words before them end.
+    /// Aligns words, with their factors and borders, with windows. `after`: seconds at which the words before them end.
     fn align_block(
         &self,
         windows: &[Window],
-        (words, factors): (&[SpokenWord], &[f64]),
+        (words, factors, borders): (&[SpokenWord], &[f64], &[f64]),
         after: f64,
         settings: &AlignmentSettings,
     ) -> Result<BlockResult> {
@@ -377,7 +397,17 @@ impl Recognizer {
         };
         let tokens = std::iter::once(before).chain(words.iter().map(|word| &word.tokens[..]));
         let of_words = std::iter::once(1.0).chain(factors.iter().copied()).collect();
-        let tokens = WordTokens::new(tokens.chain([behind])).with_factors(of_words);
+        // Tags have the borders of the words beside them.
+        let ends = (borders.first().copied(), borders.last().copied());
+        let borders = ends
+            .0
+            .into_iter()
+            .chain(borders.iter().copied())
+            .chain(ends.1)
+            .collect();
+        let tokens = WordTokens::new(tokens.chain([behind]))
+            .with_factors(of_words)
+            .with_borders(borders);
         let cells = (tokens.tokens().len() + 1).saturating_mul(2 * clock.frames.max(1));
         let found = match parts.is_empty() || cells > MOST_CELLS {
             true => {

@@ -320,7 +320,7 @@ fn the_frames_of_a_window_keep_no_others() {
 #[test]
 #[ignore = "experiment"]
 fn experiment() {
-    use flow_model::alignment::PassageCosts;
+    use flow_model::alignment::{Costs, PassageCosts};
     let names = std::env::var("NAMES").unwrap();
     let grid = std::env::var("GRID").unwrap();
     let what = std::env::var("WHAT").unwrap_or("wros".into());
@@ -334,6 +334,17 @@ fn experiment() {
         let samples = flow_audio::samples::samples(format!("/tmp/al/{name}.wav").as_ref(), 1e5)
             .unwrap()
             .unwrap();
+        let noise: f32 = std::env::var("NOISE").map_or(0.0, |n| n.parse().unwrap());
+        let mut random = 1u32;
+        let mut next = || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        let power = (samples.iter().map(|x| x * x).sum::<f32>() / samples.len() as f32).sqrt();
+        let samples: Vec<f32> = samples
+            .into_iter()
+            .map(|x| x + noise * power * (next() + next() + next() + next()) * 1.73)
+            .collect();
         let known: Value = test_data::json(format!("/tmp/al/{name}.json").as_ref());
         let words = known["words"].as_array().unwrap().iter().map(|w| {
             (
@@ -469,7 +480,7 @@ fn experiment() {
                     " | whole: lost {}/{} off {off} med {:.3} score {:.2} llr {:.2} wt {}",
                     lost.len(),
                     words.len(),
-                    errors[errors.len() / 2],
+                    errors.get(errors.len() / 2).unwrap_or(&9.9),
                     found.score,
                     found.llr,
                     found.without_text.len()
@@ -489,6 +500,7 @@ fn experiment() {
                     }
                 }
                 let found = align(&prepared, &samples, &text, costs);
+                let mut truly = 0;
                 let (mut placed, mut replaced, mut lost, mut off, mut kept) = (0, 0, 0, 0, 0);
                 let mut at = 0;
                 let mut names = vec![];
@@ -500,6 +512,8 @@ fn experiment() {
                             replaced += 1;
                             if w.said {
                                 placed += 1;
+                                truly +=
+                                    usize::from(words.iter().any(|k| k.0 == w.word && (k.1 - w.start).abs() < 0.4));
                                 names.push(format!("{}@{:.1}({:.1})", w.word, w.start, w.logprob.unwrap_or(0.0)));
                             }
                         } else {
@@ -515,7 +529,7 @@ fn experiment() {
                     at += count;
                 }
                 print!(
-                    " | replaced: placed {placed}/{replaced} lost {lost}/{kept} off {off} score {:.2} llr {:.2}",
+                    " | replaced: placed {placed} ({truly} truly)/{replaced} lost {lost}/{kept} off {off} score {:.2} llr {:.2}",
                     found.score, found.llr
                 );
                 if std::env::var("V").is_ok() {
@@ -588,6 +602,57 @@ fn experiment() {
                 print!(
                     " | sparse {n}: torn {torn1} lostwords {lost1}; four: torn {torn4} lostwords {lost4} 4th placed {elsewhere}"
                 );
+            }
+            if what.contains('a') {
+                for (label, keep) in [("2nd", 2usize), ("3rd", 3)] {
+                    for single in [false, true] {
+                        let chosen: Vec<&Vec<usize>> = lines.iter().step_by(keep).collect();
+                        let mut text: Vec<String> = chosen.iter().map(|l| text_of(l)).collect();
+                        if single {
+                            text = vec![text.join(" ")];
+                        }
+                        let idx: Vec<usize> = chosen.iter().flat_map(|l| l.iter().copied()).collect();
+                        let found = align(&prepared, &samples, &text, costs);
+                        let lost = found.words.iter().filter(|w| !w.said).count();
+                        let off = found
+                            .words
+                            .iter()
+                            .zip(&idx)
+                            .filter(|(w, i)| w.said && (w.start - words[**i].1).abs() > 1.0)
+                            .count();
+                        print!(
+                            " | {label}{}: lost {lost} off {off} of {}",
+                            if single { " joined" } else { "" },
+                            idx.len()
+                        );
+                    }
+                }
+            }
+            if what.contains('S') {
+                let (mut torn, mut lost, mut n, mut of) = (0, 0, 0, 0);
+                for l in lines.iter().step_by(lines.len() / 12) {
+                    n += 1;
+                    of += l.len();
+                    let found = align(&prepared, &samples, &[text_of(l)], costs);
+                    lost += found.words.iter().filter(|w| !w.said).count();
+                    let bad = l
+                        .iter()
+                        .enumerate()
+                        .any(|(k, i)| found.words[k].said && (found.words[k].start - words[*i].1).abs() > 1.0);
+                    torn += usize::from(bad);
+                    if std::env::var("V").is_ok() && (bad || found.words.iter().any(|w| !w.said)) {
+                        println!(
+                            "ALONE {:?} known {:?}",
+                            found
+                                .words
+                                .iter()
+                                .map(|w| (&w.word, w.start, w.said))
+                                .collect::<Vec<_>>(),
+                            l.iter().map(|i| words[*i].1).collect::<Vec<_>>()
+                        );
+                    }
+                }
+                print!(" | alone {n}: torn {torn} lost {lost}/{of}");
             }
             if what.contains('c') {
                 let mut right = vec![];
