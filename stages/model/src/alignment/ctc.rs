@@ -12,8 +12,8 @@ const OVER_BLANK: u8 = 2;
 /// In the same frame from the blank before a word, or the token before that blank, over the word into the blank behind it.
 const LEFT_OUT: u8 = 3;
 const LEFT_OUT_FROM_TOKEN: u8 = 4;
-/// In the same frame from the passage beside a blank.
-const PASSAGE_ENDS: u8 = 5;
+/// In the same frame from a passage beside a blank: the first, before all words that are placed, or a later one.
+const PASSAGE_ENDS: [u8; 2] = [5, 6];
 /// How a path came into a passage, besides [`STAY`] and [`LEFT_OUT`]: in the same frame from the blank beside it, or from the token
 /// before that.
 const BEGINS: u8 = 1;
@@ -51,12 +51,17 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
     let frames = log_probs.len() / outputs;
     let states = 2 * tokens.len() + 1;
     let mut ways = vec![STAY; cells(frames + 1, states)?];
-    let mut passage_ways = vec![STAY; (frames + 1) * boundaries.len()];
+    // Of the first passage and of later ones, behind each other.
+    let ends = boundaries.len();
+    let mut passage_ways = vec![STAY; (frames + 1) * 2 * ends];
     let heard = heard(log_probs, outputs);
     let mut scores = vec![f64::NEG_INFINITY; states];
     scores[0] = 0.0;
     let mut before = scores.clone();
-    let mut passages = vec![f64::NEG_INFINITY; boundaries.len()];
+    let mut passages = vec![f64::NEG_INFINITY; 2 * ends];
+    if costs.has_passages() {
+        (passages[0], passage_ways[0]) = (boundaries[0].resumes(costs.passage), BEGINS);
+    }
     // What a state costs at a frame. Blank between words costs no more than `no_text`.
     let cost = |row: &[f32], state: usize| match state % 2 {
         1 => f64::from(row[tokens[state / 2] as usize]),
@@ -77,12 +82,15 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
         };
         for (begin, boundary) in boundaries.iter().enumerate().filter(|(_, at)| at.between_words) {
             let token = begin.checked_sub(1).map(|last| (last, scores[2 * last + 1]));
-            offer(scores, 2 * begin, passages[begin], PASSAGE_ENDS);
+            let resumed = passages[ends + begin] + boundary.resumes(costs.passage);
+            offer(scores, 2 * begin, passages[begin], PASSAGE_ENDS[0]);
+            offer(scores, 2 * begin, resumed, PASSAGE_ENDS[1]);
             let blank = scores[2 * begin];
-            let cost = boundary.begins(costs.passage);
-            offer_passage(passages, begin, blank + cost, BEGINS);
-            if let Some((_, score)) = token {
-                offer_passage(passages, begin, score + cost, BEGINS_FROM_TOKEN);
+            if costs.has_passages() {
+                offer_passage(passages, ends + begin, blank, BEGINS);
+                if let Some((_, score)) = token {
+                    offer_passage(passages, ends + begin, score, BEGINS_FROM_TOKEN);
+                }
             }
             let Some(end) = boundary.word_end else { continue };
             let cost = costs.left_out * boundary.left_out;
@@ -91,15 +99,18 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
                 offer(scores, 2 * end, score + cost, LEFT_OUT_FROM_TOKEN);
             }
             offer(scores, 2 * end, blank + cost, LEFT_OUT);
-            let cost = costs.passage.left_out * boundary.length(begin);
-            offer_passage(passages, end, passages[begin] + cost, LEFT_OUT);
+            let cost = costs.passage.left_out * boundary.left_out;
+            for first in [0, ends] {
+                let score = passages[first + begin] + cost;
+                offer_passage(passages, first + end, score, LEFT_OUT);
+            }
         }
     };
     between_words(
         &mut scores,
         &mut passages,
         &mut ways[..states],
-        &mut passage_ways[..boundaries.len()],
+        &mut passage_ways[..2 * ends],
     );
     for (frame, row) in log_probs.chunks_exact(outputs).enumerate() {
         std::mem::swap(&mut scores, &mut before);
@@ -118,7 +129,7 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
         }
         let cost = heard[frame].cost(costs.passage);
         passages.iter_mut().for_each(|score| *score += cost);
-        let passage_ways = &mut passage_ways[(frame + 1) * boundaries.len()..][..boundaries.len()];
+        let passage_ways = &mut passage_ways[(frame + 1) * 2 * ends..][..2 * ends];
         between_words(&mut scores, &mut passages, ways, passage_ways);
     }
     let mut state = states - 1;
@@ -136,16 +147,17 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
         ..AlignedTokens::default()
     };
     let begins = begins(&boundaries);
-    let (mut at, mut in_passage) = (frames, false);
+    let (mut at, mut in_passage) = (frames, None);
     loop {
-        if in_passage {
+        if let Some(passage) = in_passage {
             let boundary = state / 2;
-            match passage_ways[at * boundaries.len() + boundary] {
-                BEGINS => in_passage = false,
-                BEGINS_FROM_TOKEN => (in_passage, state) = (false, state - 1),
+            match passage_ways[(2 * at + passage) * ends + boundary] {
+                BEGINS if passage == 0 => break,
+                BEGINS => in_passage = None,
+                BEGINS_FROM_TOKEN => (in_passage, state) = (None, state - 1),
                 LEFT_OUT => {
                     let begin = begins[boundary];
-                    found.left_out += costs.passage.left_out * boundaries[begin].length(begin);
+                    found.left_out += costs.passage.left_out * boundaries[begin].left_out;
                     state = 2 * begin;
                 }
                 _ => {
@@ -157,7 +169,7 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
         }
         let way = ways[at * states + state];
         match way {
-            PASSAGE_ENDS => in_passage = true,
+            way if PASSAGE_ENDS.contains(&way) => in_passage = Some(usize::from(way - PASSAGE_ENDS[0])),
             LEFT_OUT | LEFT_OUT_FROM_TOKEN => {
                 let begin = begins[state / 2];
                 found.left_out += costs.left_out * boundaries[begin].left_out;

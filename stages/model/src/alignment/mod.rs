@@ -3,8 +3,8 @@
 //!
 //! A text may not fit its signal, so a path may leave out words, each token at a fixed cost, and between words it may pass over
 //! frames without text, each at a fixed cost at most. Over a passage in which other words were said it goes as free decoding does,
-//! whose score it takes: so a text is compared with what the head hears in the same frames. A passage costs most where it begins,
-//! so that the words of a text stay together.
+//! whose score it takes: so a text is compared with what the head hears in the same frames. It costs most to go on with the text
+//! behind a passage, so that words stay together.
 //!
 //! A search holds a byte for each cell (frames times thrice the tokens) for CTC, six for a transducer (frames times tokens), and
 //! the scores of a few frames. Callers divide long recordings.
@@ -24,7 +24,7 @@ pub struct WordTokens {
     starts: Vec<usize>,
     /// Of each word, what the cost of leaving it out is multiplied by; 1 for words behind them.
     factors: Vec<f64>,
-    /// Before each word and behind the last, what the cost of beginning a passage is multiplied by; 1 behind them.
+    /// Before each word and behind the last, what the cost of going on behind a passage is multiplied by; 1 behind them.
     borders: Vec<f64>,
 }
 
@@ -44,15 +44,15 @@ impl WordTokens {
         }
     }
 
-    /// Multiplies [`Costs::left_out`] for each word by a factor, above 0: below 1 where the word was probably not said. Words
+    /// Multiplies [`Costs::left_out`], and that of passages, for each word by a factor, above 0: below 1 where the word was probably not said. Words
     /// without a factor have 1.
     #[must_use]
     pub fn with_factors(self, factors: Vec<f64>) -> Self {
         WordTokens { factors, ..self }
     }
 
-    /// Multiplies [`PassageCosts::begins`] before each word, and behind the last, by a factor: 0 where passages begin at no cost,
-    /// even with [`Costs::FORCED`]. Others have 1.
+    /// Multiplies [`PassageCosts::resumes`] before each word, and behind the last, by a factor. Others have 1. A signal that is part
+    /// of a longer one begins and ends within its text; if it does not, the first and the last factor are 0.
     #[must_use]
     pub fn with_borders(self, borders: Vec<f64>) -> Self {
         WordTokens { borders, ..self }
@@ -116,23 +116,18 @@ struct Boundary {
     between_words: bool,
     /// The number of tokens up to the end of the word that begins here.
     word_end: Option<usize>,
-    /// What [`Costs::left_out`] is multiplied by for that word.
+    /// What [`Costs::left_out`] and [`PassageCosts::left_out`] are multiplied by for that word.
     left_out: f64,
-    /// What [`PassageCosts::begins`] is multiplied by.
+    /// What [`PassageCosts::resumes`] is multiplied by.
     passage: f64,
 }
 
 impl Boundary {
-    /// The number of tokens of that word, if it begins behind this many.
-    fn length(self, begin: usize) -> f64 {
-        self.word_end.map_or(0.0, |end| (end - begin) as f64)
-    }
-
-    /// What it costs to begin a passage there.
-    fn begins(self, costs: PassageCosts) -> f64 {
+    /// What it costs to go on there behind a passage.
+    fn resumes(self, costs: PassageCosts) -> f64 {
         match self.passage {
             0.0 => 0.0,
-            factor => factor * costs.begins,
+            factor => factor * costs.resumes,
         }
     }
 }
@@ -151,8 +146,8 @@ pub struct Costs {
 /// decoding there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PassageCosts {
-    /// Once.
-    pub begins: f64,
+    /// Where the text goes on behind it; for a passage before all words that are placed, at the beginning of the signal.
+    pub resumes: f64,
     /// For each token of a word of the text that is left out there.
     pub left_out: f64,
     /// For each token that free decoding finds there.
@@ -165,11 +160,18 @@ impl Costs {
         left_out: f64::NEG_INFINITY,
         no_text: f64::NEG_INFINITY,
         passage: PassageCosts {
-            begins: f64::NEG_INFINITY,
+            resumes: f64::NEG_INFINITY,
             left_out: f64::NEG_INFINITY,
             heard: f64::NEG_INFINITY,
         },
     };
+}
+
+impl Costs {
+    /// Whether a path may go over passages of other words.
+    fn has_passages(&self) -> bool {
+        self.passage.resumes > f64::NEG_INFINITY
+    }
 }
 
 /// What free decoding does on a frame.

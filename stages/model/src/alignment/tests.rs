@@ -11,8 +11,8 @@ use crate::model::TdtModel;
 use crate::testing::golden;
 use flow_nn::tensor_files::read_packed;
 
-/// Words of one token or two; the second and the third are left out at other costs, and before the third and the fourth a passage
-/// begins at others.
+/// Words of one token or two; the second and the third are left out at other costs, and before the third and the fourth a path
+/// goes on behind a passage at others.
 fn text(tokens: &[u32], twos: bool) -> WordTokens {
     let words = WordTokens::new(tokens.chunks(if twos { 2 } else { 1 }));
     words
@@ -20,10 +20,10 @@ fn text(tokens: &[u32], twos: bool) -> WordTokens {
         .with_borders(vec![1.0, 1.0, 0.5, 2.0])
 }
 
-/// What beginning a passage costs behind so many tokens, between words.
-fn begins_there(text: &WordTokens, state: usize, costs: Costs) -> f64 {
-    let words_before = (0..text.words()).filter(|word| text.word(*word).end <= state).count();
-    costs.passage.begins * [1.0, 1.0, 0.5, 2.0][words_before]
+/// What going on behind a passage costs behind so many tokens.
+fn resumes(text: &WordTokens, state: usize, costs: Costs) -> f64 {
+    let word = word_at(text, state).unwrap_or(text.words());
+    costs.passage.resumes * [1.0, 1.0, 0.5, 2.0][word]
 }
 
 /// What leaving out a word costs.
@@ -33,7 +33,7 @@ fn left_out(text: &WordTokens, word: usize, costs: Costs) -> f64 {
 
 /// What leaving it out costs in a passage.
 fn left_out_there(text: &WordTokens, word: usize, costs: Costs) -> f64 {
-    costs.passage.left_out * text.word(word).len() as f64
+    costs.passage.left_out * [1.0, 0.5, 2.0, 1.0][word.min(3)] * text.word(word).len() as f64
 }
 
 /// The word with tokens that begins behind so many tokens.
@@ -41,12 +41,13 @@ fn word_at(text: &WordTokens, state: usize) -> Option<usize> {
     (0..text.words()).find(|word| text.word(*word).start == state && !text.word(*word).is_empty())
 }
 
-/// Where a path of CTC is: in the blank behind so many tokens, on the token at an index, or in the passage behind so many.
+/// Where a path of CTC is: in the blank behind so many tokens, on the token at an index, or in a passage behind so
+/// many, with whether it is the first.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     Blank(usize),
     Token(usize),
-    Passage(usize),
+    Passage(usize, bool),
 }
 
 /// The best score of all ways to place states of CTC on frames.
@@ -59,19 +60,20 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
             let tokens = text.tokens();
             let frames = log_probs.len() / outputs;
             let (state, last) = match place {
-                Place::Blank(state) | Place::Passage(state) => (state, None),
+                Place::Blank(state) | Place::Passage(state, _) => (state, None),
                 Place::Token(token) => (token + 1, Some(token)),
             };
             let word = word_at(text, state);
             let between_words = word.is_some() || state == tokens.len();
             let mut best = f64::NEG_INFINITY;
-            if frame == frames && state == tokens.len() && !matches!(place, Place::Passage(_)) {
+            if frame == frames && state == tokens.len() && !matches!(place, Place::Passage(..)) {
                 best = 0.0;
             }
-            if matches!(place, Place::Passage(_)) {
-                best = best.max(self.from(frame, Place::Blank(state), true));
+            if let Place::Passage(_, first) = place {
+                let cost = if first { 0.0 } else { resumes(text, state, costs) };
+                best = best.max(cost + self.from(frame, Place::Blank(state), true));
                 if let Some(word) = word {
-                    let there = Place::Passage(text.word(word).end);
+                    let there = Place::Passage(text.word(word).end, first);
                     best = best.max(left_out_there(text, word, costs) + self.from(frame, there, false));
                 }
                 if frame < frames {
@@ -89,8 +91,8 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
                 }
                 return best;
             }
-            if between_words && !ended {
-                best = best.max(begins_there(text, state, costs) + self.from(frame, Place::Passage(state), false));
+            if costs != Costs::FORCED && between_words && !ended {
+                best = best.max(self.from(frame, Place::Passage(state, false), false));
             }
             if let Some(word) = word {
                 let end = text.word(word).end;
@@ -120,23 +122,32 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
             best
         }
     }
-    Walk(log_probs, outputs, text, costs).from(0, Place::Blank(0), false)
+    let walk = Walk(log_probs, outputs, text, costs);
+    let within = walk.from(0, Place::Blank(0), false);
+    match costs == Costs::FORCED {
+        true => within,
+        false => within.max(resumes(text, 0, costs) + walk.from(0, Place::Passage(0, true), false)),
+    }
 }
 
 /// The best score of all paths through a lattice.
 fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs: Costs, cells: &Cells) -> f64 {
     struct Walk<'a>(&'a [HeardFrame], &'a [usize], &'a WordTokens, Costs, &'a Cells);
     impl Walk<'_> {
-        fn in_passage(&self, frame: usize, state: usize) -> f64 {
+        fn in_passage(&self, frame: usize, state: usize, first: bool) -> f64 {
             let Walk(heard, _, text, costs, _) = *self;
-            let mut best = self.from(frame, state, true);
-            if let Some(word) = word_at(text, state) {
+            let word = word_at(text, state);
+            let mut best = f64::NEG_INFINITY;
+            if word.is_some() || state == text.tokens().len() {
+                best = self.from(frame, state, true) + if first { 0.0 } else { resumes(text, state, costs) };
+            }
+            if let Some(word) = word {
                 let cost = left_out_there(text, word, costs);
-                best = best.max(cost + self.in_passage(frame, text.word(word).end));
+                best = best.max(cost + self.in_passage(frame, text.word(word).end, first));
             }
             if let Some(there) = heard.get(frame) {
                 let cost = (0..there.tokens).map(|_| costs.passage.heard).sum::<f64>() + there.logprob;
-                best = best.max(cost + self.in_passage(frame + 1, state));
+                best = best.max(cost + self.in_passage(frame + 1, state, first));
             }
             best
         }
@@ -151,8 +162,8 @@ fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs
             if let Some(word) = word {
                 best = self.from(frame, text.word(word).end, false) + left_out(text, word, costs);
             }
-            if !ended && (word.is_some() || state == tokens) {
-                best = best.max(begins_there(text, state, costs) + self.in_passage(frame, state));
+            if costs != Costs::FORCED && !ended && (word.is_some() || state == tokens) {
+                best = best.max(self.in_passage(frame, state, false));
             }
             if frame >= frames {
                 return if state == tokens { best.max(0.0) } else { best };
@@ -184,14 +195,19 @@ fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs
             best
         }
     }
-    Walk(heard, durations, text, costs, cells).from(0, 0, false)
+    let walk = Walk(heard, durations, text, costs, cells);
+    let within = walk.from(0, 0, false);
+    match costs == Costs::FORCED {
+        true => within,
+        false => within.max(resumes(text, 0, costs) + walk.in_passage(0, 0, true)),
+    }
 }
 
 const SOME_COSTS: Costs = Costs {
     left_out: -4.0,
     no_text: -2.0,
     passage: PassageCosts {
-        begins: -10.0,
+        resumes: -10.0,
         left_out: -2.0,
         heard: -0.5,
     },
@@ -201,11 +217,11 @@ const SOME_COSTS: Costs = Costs {
 fn some_costs() -> impl Strategy<Value = Costs> {
     prop_oneof![
         Just(Costs::FORCED),
-        prop::array::uniform5(-3.0..-0.1f64).prop_map(|[left_out, no_text, begins, there, heard]| Costs {
+        prop::array::uniform5(-3.0..-0.1f64).prop_map(|[left_out, no_text, resumes, there, heard]| Costs {
             left_out,
             no_text,
             passage: PassageCosts {
-                begins,
+                resumes,
                 left_out: there,
                 heard,
             },

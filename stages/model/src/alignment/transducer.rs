@@ -33,8 +33,15 @@ enum Way {
     NoText,
     /// A word that was left out.
     LeftOut,
-    /// From the passage beside the cell.
-    PassageEnds,
+    /// From a passage beside the cell.
+    PassageEnds(Passage),
+}
+
+/// Passages of other words: those before all words that are placed, and those behind one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passage {
+    First = 0,
+    Later = 1,
 }
 
 /// How a path came into a passage's cell.
@@ -42,7 +49,7 @@ enum Way {
 enum PassageWay {
     /// From the frame before.
     Stays,
-    /// From the cell beside it.
+    /// From the cell beside it, or the first one.
     Begins,
     LeftOut,
 }
@@ -53,9 +60,10 @@ impl Way {
             Way::Nowhere => 0,
             Way::NoText => 1,
             Way::LeftOut => 2,
-            Way::PassageEnds => 3,
-            Way::Label(index) => 4 + 2 * index,
-            Way::Blank(index) => 5 + 2 * index,
+            Way::PassageEnds(Passage::First) => 3,
+            Way::PassageEnds(Passage::Later) => 4,
+            Way::Label(index) => 5 + 2 * index,
+            Way::Blank(index) => 6 + 2 * index,
         }
     }
 
@@ -64,9 +72,10 @@ impl Way {
             0 => Way::Nowhere,
             1 => Way::NoText,
             2 => Way::LeftOut,
-            3 => Way::PassageEnds,
-            code if code % 2 == 0 => Way::Label((code - 4) / 2),
-            code => Way::Blank((code - 5) / 2),
+            3 => Way::PassageEnds(Passage::First),
+            4 => Way::PassageEnds(Passage::Later),
+            code if code % 2 == 1 => Way::Label((code - 5) / 2),
+            code => Way::Blank((code - 6) / 2),
         }
     }
 }
@@ -78,8 +87,8 @@ struct Lattice {
     scores: Vec<Vec<f64>>,
     ways: Vec<u8>,
     /// The same of passages, whose scores are those of one frame.
-    passages: Vec<f64>,
-    passage_ways: Vec<PassageWay>,
+    passages: [Vec<f64>; 2],
+    passage_ways: [Vec<PassageWay>; 2],
     /// Log-probability of the next token in each cell.
     labels: Vec<f32>,
     /// Of the cells behind the last frame, which are reached from several frames with one duration: the frame before.
@@ -95,8 +104,8 @@ impl Lattice {
             states,
             scores: vec![vec![f64::NEG_INFINITY; states]; rows],
             ways: vec![Way::Nowhere.code(); cells(frames + 1, states)?],
-            passages: vec![f64::NEG_INFINITY; states],
-            passage_ways: vec![PassageWay::Stays; (frames + 1) * states],
+            passages: [(); 2].map(|()| vec![f64::NEG_INFINITY; states]),
+            passage_ways: [(); 2].map(|()| vec![PassageWay::Stays; (frames + 1) * states]),
             labels: Vec::with_capacity(frames * states),
             ends_from: vec![0; states],
         })
@@ -128,24 +137,31 @@ impl Lattice {
         if !boundary.between_words {
             return *self.score(frame, state);
         }
-        let passage = self.passages[state];
-        self.offer(frame, (frame, state), passage, Way::PassageEnds);
+        let [first, later] = [0, 1].map(|passage: usize| self.passages[passage][state]);
+        let resumed = later + boundary.resumes(costs.passage);
+        self.offer(frame, (frame, state), first, Way::PassageEnds(Passage::First));
+        self.offer(frame, (frame, state), resumed, Way::PassageEnds(Passage::Later));
         let score = *self.score(frame, state);
-        self.offer_passage(frame, state, score + boundary.begins(costs.passage), PassageWay::Begins);
+        if costs.has_passages() {
+            self.offer_passage(Passage::Later, (frame, state), score, PassageWay::Begins);
+        }
         if let Some(end) = boundary.word_end {
             let cost = costs.left_out * boundary.left_out;
             self.offer(frame, (frame, end), score + cost, Way::LeftOut);
-            let cost = costs.passage.left_out * boundary.length(state);
-            let passage = self.passages[state];
-            self.offer_passage(frame, end, passage + cost, PassageWay::LeftOut);
+            let cost = costs.passage.left_out * boundary.left_out;
+            for passage in [Passage::First, Passage::Later] {
+                let score = self.passages[passage as usize][state] + cost;
+                self.offer_passage(passage, (frame, end), score, PassageWay::LeftOut);
+            }
         }
         score
     }
 
-    fn offer_passage(&mut self, frame: usize, state: usize, score: f64, way: PassageWay) {
-        if score > self.passages[state] {
-            self.passages[state] = score;
-            self.passage_ways[frame * self.states + state] = way;
+    fn offer_passage(&mut self, passage: Passage, (frame, state): (usize, usize), score: f64, way: PassageWay) {
+        let best = &mut self.passages[passage as usize][state];
+        if score > *best {
+            *best = score;
+            self.passage_ways[passage as usize][frame * self.states + state] = way;
         }
     }
 }
@@ -171,6 +187,10 @@ pub fn align(
     let longest = durations.iter().copied().max().unwrap_or(1).max(1);
     let mut lattice = Lattice::new(frames, states, longest)?;
     *lattice.score(0, 0) = 0.0;
+    if costs.has_passages() {
+        let cost = boundaries[0].resumes(costs.passage);
+        lattice.offer_passage(Passage::First, (0, 0), cost, PassageWay::Begins);
+    }
     let at_once = (CELLS_AT_ONCE / states).max(1);
     let (mut here, mut asked) = (Cells::default(), 0..0);
     for frame in 0..frames {
@@ -215,7 +235,8 @@ pub fn align(
             }
         }
         let cost = heard[frame].cost(costs.passage);
-        lattice.passages.iter_mut().for_each(|score| *score += cost);
+        let passages = lattice.passages.iter_mut().flatten();
+        passages.for_each(|score| *score += cost);
         // The row becomes that of a later frame.
         let rows = lattice.scores.len();
         lattice.scores[frame % rows].fill(f64::NEG_INFINITY);
@@ -242,7 +263,7 @@ fn back(lattice: &Lattice, durations: &[usize], boundaries: &[Boundary], costs: 
         ..AlignedTokens::default()
     };
     let begins = begins(boundaries);
-    let (mut frame, mut state, mut in_passage) = (frames, states - 1, false);
+    let (mut frame, mut state, mut in_passage) = (frames, states - 1, None);
     // A duration of nothing in RNN-T, where a blank takes one frame.
     let advance = |index: u8, of_rnnt: usize| durations.get(usize::from(index)).copied().unwrap_or(of_rnnt);
     let from = |frame: usize, state: usize, advance: usize| match frame == frames {
@@ -250,14 +271,15 @@ fn back(lattice: &Lattice, durations: &[usize], boundaries: &[Boundary], costs: 
         false => frame - advance,
     };
     loop {
-        if in_passage {
-            match lattice.passage_ways[frame * states + state] {
-                PassageWay::Begins => in_passage = false,
-                PassageWay::LeftOut => {
+        if let Some(passage) = in_passage {
+            match (lattice.passage_ways[passage as usize][frame * states + state], passage) {
+                (PassageWay::Begins, Passage::First) => break,
+                (PassageWay::Begins, Passage::Later) => in_passage = None,
+                (PassageWay::LeftOut, _) => {
                     state = begins[state];
-                    found.left_out += costs.passage.left_out * boundaries[state].length(state);
+                    found.left_out += costs.passage.left_out * boundaries[state].left_out;
                 }
-                PassageWay::Stays => {
+                (PassageWay::Stays, _) => {
                     frame -= 1;
                     add_before(&mut found.without_text, frame);
                 }
@@ -275,7 +297,7 @@ fn back(lattice: &Lattice, durations: &[usize], boundaries: &[Boundary], costs: 
                 state = begins[state];
                 found.left_out += costs.left_out * boundaries[state].left_out;
             }
-            Way::PassageEnds => in_passage = true,
+            Way::PassageEnds(passage) => in_passage = Some(passage),
             Way::Blank(index) => frame = from(frame, state, advance(index, 1)),
             Way::Label(index) => {
                 let advance = advance(index, 0);

@@ -25,9 +25,9 @@ pub const COSTS: Costs = Costs {
     left_out: -5.0,
     no_text: -2.0,
     passage: PassageCosts {
-        begins: -10.0,
-        left_out: -1.5,
-        heard: -0.5,
+        resumes: -12.0,
+        left_out: -1.0,
+        heard: -0.25,
     },
 };
 

@@ -28,8 +28,8 @@ const MOST_CELLS: usize = 8 << 20;
 const MOST_TOKENS_PER_FRAME: usize = 10;
 /// What is further from speech was not said, in seconds: voice activity may miss a quiet beginning or end.
 const REACH: f64 = 0.5;
-/// What the cost of beginning a passage without text between two segments is multiplied by.
-const BETWEEN_SEGMENTS: f64 = 0.5;
+/// What the cost of going on behind a passage without text is multiplied by where a segment begins.
+pub static LINE: std::sync::Mutex<f64> = std::sync::Mutex::new(1.0);
 /// Pauses within speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -44,13 +44,13 @@ struct Text {
 }
 
 impl Text {
-    /// What the cost of beginning a passage without text is multiplied by before each word and behind the last: text need not begin
-    /// with the recording, and segments may be far from each other, but the words of one are together.
+    /// What the cost of going on behind a passage without text is multiplied by before each word and behind the last: a text need not
+    /// begin and end with the recording, and segments may be far from each other, but the words of one are together.
     fn borders(&self) -> Vec<f64> {
         let mut borders = vec![1.0; self.words.len() + 1];
         let mut at = 0;
         for length in &self.lengths {
-            borders[at] = BETWEEN_SEGMENTS;
+            borders[at] = *LINE.lock().unwrap();
             at += length;
         }
         borders[0] = 0.0;

@@ -237,10 +237,84 @@ fn words_are_not_said_where_nobody_speaks() {
     assert_eq!((found.words_said(), found.without_text.len()), (0, 0), "{found:?}");
     assert_eq!(found.not_said.len(), 1);
     assert!(found.score < -4.0, "{}", found.score);
-    // Without voice activity nobody knows.
+    // The model itself hears nothing there, too.
     let off = settings(VoiceActivity::Off);
     let found = recognizer.align(&noise, &[text], &off, &AlignmentSettings::default(), &|| false);
-    assert!(found.unwrap().unwrap().words_said() > 0);
+    assert_eq!(found.unwrap().unwrap().words_said(), 0);
+}
+
+/// The lines of `tests/data/golden/times/en.flac`.
+const LINES: [&str; 8] = [
+    "my teacher waits in the kitchen",
+    "john and nina live in boston",
+    "bring the yellow chair to the library",
+    "there are seven steps to the river",
+    "he bought rice and butter tomorrow",
+    "the bus to london leaves on friday",
+    "put the mango on the table",
+    "your brother has a small green bucket",
+];
+
+/// Its samples, and behind them those of `hi.flac`.
+fn forty_seconds() -> Vec<f32> {
+    let folder = test_data::root().join("tests/data/golden/times");
+    let samples = ["en.flac", "hi.flac"].map(|name| flow_audio::samples::samples(&folder.join(name), 100.0));
+    samples
+        .into_iter()
+        .flat_map(|samples| samples.unwrap().unwrap())
+        .collect()
+}
+
+#[test]
+fn lines_in_the_place_of_others_were_not_said() {
+    let recognizer = recognizer();
+    let samples = forty_seconds();
+    let english = &samples[..20 * SAMPLE_RATE as usize];
+    let whole = LINES.map(str::to_owned);
+    let right = align(&recognizer, english, &whole).unwrap();
+    assert!(right.not_said.is_empty(), "{:?}", right.not_said);
+    let mut text = whole.clone();
+    text[3] = "is the dog black or orange".to_owned();
+    text[4] = "sara does not want any soup".to_owned();
+    let found = align(&recognizer, english, &text).unwrap();
+    let said = |segment: &Segment| segment.words.iter().filter(|word| word.confidence != Some(0.0)).count();
+    for (line, (segment, right)) in found.segments.iter().zip(&right.segments).enumerate() {
+        match line {
+            3 | 4 => assert_eq!(said(segment), 0, "{segment:?}"),
+            _ => {
+                assert_eq!(said(segment), segment.words.len(), "{segment:?}");
+                assert!((segment.start - right.start).abs() < 0.1, "{segment:?}");
+            }
+        }
+    }
+    assert!(
+        !found.without_text.is_empty() && found.score < right.score - 0.5,
+        "{found:?}"
+    );
+}
+
+/// Speech that is not in the text does not tear it apart.
+#[test]
+fn the_words_of_a_part_of_a_recording_stay_together() {
+    let recognizer = recognizer();
+    let samples = forty_seconds();
+    // Three words that were said one after the other, and one that was said elsewhere.
+    let found = align(&recognizer, &samples, &["bring the yellow friday".to_owned()]).unwrap();
+    let said: Vec<bool> = found.words.iter().map(|word| word.said).collect();
+    assert_eq!(said, [true, true, true, false], "{found:?}");
+    assert!(found.words[0].start > 5.1 && found.words[2].end < 6.2, "{found:?}");
+    // A line in the middle.
+    let found = align(&recognizer, &samples, &[LINES[5].to_owned()]).unwrap();
+    assert!(found.not_said.is_empty(), "{found:?}");
+    let segment = (found.segments[0].start, found.segments[0].end);
+    assert!(segment.0 > 12.6 && segment.1 < 15.0, "{segment:?}");
+    let [before, behind] = &found.without_text[..] else {
+        panic!("{:?}", found.without_text);
+    };
+    assert!(
+        before.end <= segment.0 + 0.1 && behind.start >= segment.1 - 0.1,
+        "{found:?}"
+    );
 }
 
 /// `NAME.wav` with `NAME.json`: `words` are lists of word, start, end in seconds, and the number of a line.
@@ -451,12 +525,13 @@ fn experiment() {
                 passage: match g[0] == 0.0 {
                     true => Costs::FORCED.passage,
                     false => PassageCosts {
-                        begins: g[0],
+                        resumes: g[0],
                         left_out: g[1],
                         heard: g[2],
                     },
                 },
             };
+            *LINE.lock().unwrap() = g.get(3).copied().unwrap_or(1.0);
             print!("{name} {g:?}");
             if what.contains('w') {
                 let found = align(&prepared, &samples, &whole, costs);
