@@ -143,7 +143,6 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
     let mut found = AlignedTokens {
         tokens: vec![None; tokens.len()],
         score,
-        heard: heard.iter().map(|frame| frame.logprob).sum(),
         ..AlignedTokens::default()
     };
     let begins = begins(&boundaries);

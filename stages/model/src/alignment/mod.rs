@@ -213,8 +213,6 @@ pub struct AlignedTokens {
     pub score: f64,
     /// What of it was paid for words that were left out.
     pub left_out: f64,
-    /// The natural logarithm of the probability of the path of free decoding.
-    pub heard: f64,
     /// Frames without text that cost [`Costs::no_text`] or are in a passage, in order, apart from each other.
     pub without_text: Vec<Range<usize>>,
 }

@@ -250,7 +250,6 @@ pub fn align(
     }
     Ok(AlignedTokens {
         score,
-        heard: heard.iter().map(|frame| frame.logprob).sum(),
         ..back(&lattice, durations, &boundaries, costs)
     })
 }

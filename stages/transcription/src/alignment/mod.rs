@@ -20,13 +20,13 @@ use crate::{Format, LineLimits, Result, Segment, Transcript, TranscriptionError,
 
 pub use known_text::segments_of_text;
 
-/// What text and recording that do not fit cost a path.
+/// What text and recording that do not fit cost a path. Those of passages were chosen on made speech (docs/alignment.md).
 pub const COSTS: Costs = Costs {
     left_out: -5.0,
     no_text: -2.0,
     passage: PassageCosts {
         resumes: -12.0,
-        left_out: -1.0,
+        left_out: -1.2,
         heard: -0.25,
     },
 };
@@ -105,7 +105,6 @@ pub struct Aligned {
     /// How well text and recording fit: the natural logarithm of the probability of the best path, with the costs of words that
     /// were left out and of speech without text, divided by the number of the text's tokens.
     pub score: f64,
-    pub llr: f64,
     pub not_said: Vec<NotSaid>,
     pub without_text: Vec<WithoutText>,
     /// Characters of the text that the model does not know, each once, in their order.

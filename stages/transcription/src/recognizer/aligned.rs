@@ -29,7 +29,7 @@ const MOST_TOKENS_PER_FRAME: usize = 10;
 /// What is further from speech was not said, in seconds: voice activity may miss a quiet beginning or end.
 const REACH: f64 = 0.5;
 /// What the cost of going on behind a passage without text is multiplied by where a segment begins.
-pub static LINE: std::sync::Mutex<f64> = std::sync::Mutex::new(1.0);
+const BETWEEN_SEGMENTS: f64 = 0.7;
 /// Pauses within speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -50,7 +50,7 @@ impl Text {
         let mut borders = vec![1.0; self.words.len() + 1];
         let mut at = 0;
         for length in &self.lengths {
-            borders[at] = *LINE.lock().unwrap();
+            borders[at] = BETWEEN_SEGMENTS;
             at += length;
         }
         borders[0] = 0.0;
@@ -76,7 +76,6 @@ struct Window {
 struct BlockResult {
     words: Vec<AlignedWord>,
     score: f64,
-    llr: f64,
     /// Seconds.
     without_text: Vec<Range<f64>>,
 }
@@ -461,7 +460,6 @@ impl Recognizer {
         Ok(BlockResult {
             words: aligned,
             score,
-            llr: score - found.heard,
             without_text: without_text
                 .map(|frames| clock.start(frames.start)..clock.end(frames.end))
                 .collect(),
@@ -563,11 +561,10 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
         languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
         ..Aligned::default()
     };
-    let (mut score, mut llr) = (0.0, 0.0);
+    let mut score = 0.0;
     for result in results {
         all.words.extend(result.words);
         score += result.score;
-        llr += result.llr;
         for range in result.without_text {
             match all.silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
                 Some(last) => last.end = range.end,
@@ -576,7 +573,6 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
         }
     }
     all.score = score / tokens.max(1) as f64;
-    all.llr = llr / tokens.max(1) as f64;
     all
 }
 
