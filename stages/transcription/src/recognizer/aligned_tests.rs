@@ -438,3 +438,409 @@ fn replaced_minutes_are_not_said() {
     );
     assert!(placed * 10 < replaced, "{placed} of {replaced}");
 }
+
+#[test]
+#[ignore = "experiment"]
+fn experiment() {
+    use flow_model::alignment::{Costs, PassageCosts};
+    let names = std::env::var("NAMES").unwrap();
+    let grid = std::env::var("GRID").unwrap();
+    let what = std::env::var("WHAT").unwrap_or("wros".into());
+    let recognizer = match std::env::var_os("FLOW_TEST_MODEL") {
+        Some(model) => Recognizer::load(model.as_ref(), candle_core::DType::F32, &candle_core::Device::Cpu).unwrap(),
+        None => recognizer(),
+    };
+    let recognition = settings(VoiceActivity::Neural);
+    type Known = Vec<(String, f64, f64, usize)>;
+    let load = |name: &str| -> (Vec<f32>, Known, Vec<String>) {
+        let samples = flow_audio::samples::samples(format!("/tmp/al/{name}.wav").as_ref(), 1e5)
+            .unwrap()
+            .unwrap();
+        let noise: f32 = std::env::var("NOISE").map_or(0.0, |n| n.parse().unwrap());
+        let mut random = 1u32;
+        let mut next = || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 8) as f32 / (1 << 24) as f32 - 0.5
+        };
+        let power = (samples.iter().map(|x| x * x).sum::<f32>() / samples.len() as f32).sqrt();
+        let samples: Vec<f32> = samples
+            .into_iter()
+            .map(|x| x + noise * power * (next() + next() + next() + next()) * 1.73)
+            .collect();
+        let known: Value = test_data::json(format!("/tmp/al/{name}.json").as_ref());
+        let words = known["words"].as_array().unwrap().iter().map(|w| {
+            (
+                w[0].as_str().unwrap().to_owned(),
+                w[1].as_f64().unwrap(),
+                w[2].as_f64().unwrap(),
+                w[3].as_u64().unwrap() as usize,
+            )
+        });
+        let other = known["other"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|s| s.as_str().unwrap().to_owned());
+        (samples, words.collect(), other.collect())
+    };
+    let prepare = |samples: &[f32]| {
+        let mut first = recognizer.first_pass(&recognition);
+        first.feed(samples).unwrap();
+        let n = first.activity.samples();
+        let found = SpeechWindows::of(first.activity, &recognition).unwrap();
+        let ranges = match n <= (recognition.max_window * f64::from(SAMPLE_RATE)) as u64 {
+            true => vec![0..n],
+            false => found.windows,
+        };
+        let speech: Vec<Range<f64>> = found.speech.iter().map(|p| seconds(p.start)..seconds(p.end)).collect();
+        let windows = recognizer
+            .hear(&ranges, &samples, (recognition.batch_seconds, 0.08), &|| false)
+            .unwrap()
+            .unwrap();
+        (windows, speech)
+    };
+    let lines_of = |words: &[(String, f64, f64, usize)]| -> Vec<Vec<usize>> {
+        let mut lines: Vec<Vec<usize>> = Vec::new();
+        let mut last = usize::MAX;
+        for (i, w) in words.iter().enumerate() {
+            if w.3 != last {
+                lines.push(vec![]);
+                last = w.3;
+            }
+            lines.last_mut().unwrap().push(i);
+        }
+        lines
+    };
+    let grid: Vec<Vec<f64>> = grid
+        .split(';')
+        .map(|g| g.split(',').map(|x| x.parse().unwrap()).collect())
+        .collect();
+    for name in names.split(',') {
+        let (samples, words, other) = load(name);
+        let lines = lines_of(&words);
+        let text_of = |line: &Vec<usize>| line.iter().map(|i| words[*i].0.as_str()).collect::<Vec<_>>().join(" ");
+        let whole: Vec<String> = lines.iter().map(text_of).collect();
+        let prepared = prepare(&samples);
+        let align =
+            |prepared: &(Vec<Window>, Vec<Range<f64>>), samples: &[f32], text: &[String], costs: Costs| -> Aligned {
+                let spoken = recognizer.spoken(text, None).unwrap();
+                let s = AlignmentSettings {
+                    costs,
+                    ..AlignmentSettings::default()
+                };
+                recognizer
+                    .align_heard(prepared.0.clone(), &prepared.1, (text, spoken), &samples, &s, &|| false)
+                    .unwrap()
+                    .unwrap()
+            };
+        // clips of lines and minutes
+        let slice = |a: f64, b: f64| {
+            samples[((a * 16000.0) as usize).min(samples.len())..((b * 16000.0) as usize).min(samples.len())].to_vec()
+        };
+        let clips: Vec<_> = if what.contains('c') {
+            lines
+                .iter()
+                .step_by(2)
+                .map(|l| {
+                    let s = slice(words[l[0]].1 - 0.2, words[*l.last().unwrap()].2 + 0.2);
+                    let p = prepare(&s);
+                    (s, p)
+                })
+                .collect()
+        } else {
+            vec![]
+        };
+        let minutes: Vec<_> = if what.contains('s') {
+            (0..9)
+                .map(|m| {
+                    let ls: Vec<&Vec<usize>> = lines
+                        .iter()
+                        .filter(|l| words[l[0]].1 >= 60.0 * m as f64 + 10.0 && words[l[0]].1 < 60.0 * m as f64 + 70.0)
+                        .collect();
+                    let a = words[ls[0][0]].1 - 0.2;
+                    let s = slice(a, words[*ls.last().unwrap().last().unwrap()].2 + 0.2);
+                    let p = prepare(&s);
+                    (a, ls, s, p)
+                })
+                .collect()
+        } else {
+            vec![]
+        };
+        for g in &grid {
+            let costs = Costs {
+                left_out: -5.0,
+                no_text: -2.0,
+                passage: match g[0] == 0.0 {
+                    true => Costs::FORCED.passage,
+                    false => PassageCosts {
+                        resumes: g[0],
+                        left_out: g[1],
+                        heard: g[2],
+                    },
+                },
+            };
+            
+            print!("{name} {g:?}");
+            if what.contains('w') {
+                let found = align(&prepared, &samples, &whole, costs);
+                let lost: Vec<_> = found
+                    .words
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, w)| !w.said)
+                    .map(|(i, w)| format!("{}@{:.0}", w.word, words[i].1))
+                    .collect();
+                let mut errors: Vec<f64> = found
+                    .words
+                    .iter()
+                    .zip(&words)
+                    .filter(|(w, _)| w.said)
+                    .map(|(w, k)| (w.start - k.1).abs())
+                    .collect();
+                errors.sort_by(f64::total_cmp);
+                let off = errors.iter().filter(|e| **e > 1.0).count();
+                print!(
+                    " | whole: lost {}/{} off {off} med {:.3} score {:.2} wt {}",
+                    lost.len(),
+                    words.len(),
+                    errors.get(errors.len() / 2).unwrap_or(&9.9),
+                    found.score,
+                    found.without_text.len()
+                );
+                if std::env::var("V").is_ok() {
+                    println!("{lost:?} {:?}", found.without_text);
+                }
+            }
+            if what.contains('r') {
+                let mut text = whole.clone();
+                let mut is_replaced = vec![false; text.len()];
+                for (n, l) in lines.iter().enumerate() {
+                    let m = (words[l[0]].1 / 60.0) as usize;
+                    if m == 2 || m == 6 {
+                        text[n] = other[n % other.len()].clone();
+                        is_replaced[n] = true;
+                    }
+                }
+                let found = align(&prepared, &samples, &text, costs);
+                let mut truly = 0;
+                let (mut placed, mut replaced, mut lost, mut off, mut kept) = (0, 0, 0, 0, 0);
+                let mut at = 0;
+                let mut names = vec![];
+                for (n, line) in text.iter().enumerate() {
+                    let count = line.split_whitespace().count();
+                    for k in 0..count {
+                        let w = &found.words[at + k];
+                        if is_replaced[n] {
+                            replaced += 1;
+                            if w.said {
+                                placed += 1;
+                                truly +=
+                                    usize::from(words.iter().any(|k| k.0 == w.word && (k.1 - w.start).abs() < 0.4));
+                                names.push(format!("{}@{:.1}({:.1})", w.word, w.start, w.logprob.unwrap_or(0.0)));
+                            }
+                        } else {
+                            kept += 1;
+                            if !w.said {
+                                lost += 1;
+                                names.push(format!("LOST {}@{:.1}", w.word, w.start));
+                            } else if (w.start - words[lines[n][k]].1).abs() > 1.0 {
+                                off += 1
+                            }
+                        }
+                    }
+                    at += count;
+                }
+                print!(
+                    " | replaced: placed {placed} ({truly} truly)/{replaced} lost {lost}/{kept} off {off} score {:.2}",
+                    found.score
+                );
+                if std::env::var("V").is_ok() {
+                    println!("{names:?}");
+                }
+            }
+            if what.contains('o') {
+                let text: Vec<String> = other[..whole.len().min(other.len())].to_vec();
+                let found = align(&prepared, &samples, &text, costs);
+                print!(
+                    " | other: said {}/{} score {:.2}",
+                    found.words_said(),
+                    found.words.len(),
+                    found.score,
+                );
+            }
+            if what.contains('s') {
+                let (mut torn1, mut lost1, mut torn4, mut lost4, mut elsewhere, mut n) = (0, 0, 0, 0, 0, 0);
+                for (k, (a, ls, s, p)) in minutes.iter().enumerate() {
+                    for pick in [ls.len() / 4, ls.len() / 2] {
+                        n += 1;
+                        let l = ls[pick];
+                        let check = |found: &Aligned, idx: &[usize]| -> (bool, usize) {
+                            let bad = idx.iter().enumerate().any(|(k, i)| {
+                                found.words[k].said && (found.words[k].start + a - words[*i].1).abs() > 1.0
+                            });
+                            (
+                                bad,
+                                idx.iter().enumerate().filter(|(k, _)| !found.words[*k].said).count(),
+                            )
+                        };
+                        let found = align(p, s, &[text_of(l)], costs);
+                        let (t, lo) = check(&found, l);
+                        torn1 += usize::from(t);
+                        lost1 += lo;
+                        if (t || lo > 0) && std::env::var("V").is_ok() {
+                            println!(
+                                "ONE {:?} known {:?}",
+                                found
+                                    .words
+                                    .iter()
+                                    .map(|w| (&w.word, w.start + a, w.said))
+                                    .collect::<Vec<_>>(),
+                                l.iter().map(|i| words[*i].1).collect::<Vec<_>>()
+                            );
+                        }
+                        let idx: Vec<usize> = l.iter().take(3).copied().collect();
+                        let far = ls[(pick + ls.len() / 2 + k % 3) % ls.len()];
+                        let mut t4: Vec<&str> = idx.iter().map(|i| words[*i].0.as_str()).collect();
+                        t4.push(&words[*far.last().unwrap()].0);
+                        let found = align(p, s, &[t4.join(" ")], costs);
+                        let (t, lo) = check(&found, &idx);
+                        torn4 += usize::from(t);
+                        lost4 += lo;
+                        elsewhere += usize::from(found.words.last().unwrap().said);
+                        if (t || lo > 0 || found.words.last().unwrap().said) && std::env::var("V").is_ok() {
+                            println!(
+                                "FOUR {:?} known {:?}",
+                                found
+                                    .words
+                                    .iter()
+                                    .map(|w| (&w.word, w.start + a, w.said))
+                                    .collect::<Vec<_>>(),
+                                idx.iter().map(|i| words[*i].1).collect::<Vec<_>>()
+                            );
+                        }
+                    }
+                }
+                print!(
+                    " | sparse {n}: torn {torn1} lostwords {lost1}; four: torn {torn4} lostwords {lost4} 4th placed {elsewhere}"
+                );
+            }
+            if what.contains('a') {
+                for (label, keep) in [("2nd", 2usize), ("3rd", 3)] {
+                    for single in [false, true] {
+                        let chosen: Vec<&Vec<usize>> = lines.iter().step_by(keep).collect();
+                        let mut text: Vec<String> = chosen.iter().map(|l| text_of(l)).collect();
+                        if single {
+                            text = vec![text.join(" ")];
+                        }
+                        let idx: Vec<usize> = chosen.iter().flat_map(|l| l.iter().copied()).collect();
+                        let found = align(&prepared, &samples, &text, costs);
+                        let lost = found.words.iter().filter(|w| !w.said).count();
+                        let off = found
+                            .words
+                            .iter()
+                            .zip(&idx)
+                            .filter(|(w, i)| w.said && (w.start - words[**i].1).abs() > 1.0)
+                            .count();
+                        print!(
+                            " | {label}{}: lost {lost} off {off} of {}",
+                            if single { " joined" } else { "" },
+                            idx.len()
+                        );
+                    }
+                }
+            }
+            if what.contains('S') {
+                let (mut torn, mut lost, mut n, mut of) = (0, 0, 0, 0);
+                for l in lines.iter().step_by(lines.len() / 12) {
+                    n += 1;
+                    of += l.len();
+                    let found = align(&prepared, &samples, &[text_of(l)], costs);
+                    lost += found.words.iter().filter(|w| !w.said).count();
+                    let bad = l
+                        .iter()
+                        .enumerate()
+                        .any(|(k, i)| found.words[k].said && (found.words[k].start - words[*i].1).abs() > 1.0);
+                    torn += usize::from(bad);
+                    if std::env::var("V").is_ok() && (bad || found.words.iter().any(|w| !w.said)) {
+                        println!(
+                            "ALONE {:?} known {:?}",
+                            found
+                                .words
+                                .iter()
+                                .map(|w| (&w.word, w.start, w.said))
+                                .collect::<Vec<_>>(),
+                            l.iter().map(|i| words[*i].1).collect::<Vec<_>>()
+                        );
+                    }
+                }
+                print!(" | alone {n}: torn {torn} lost {lost}/{of}");
+            }
+            if what.contains('c') {
+                let mut right = vec![];
+                let mut wrong = vec![];
+                let mut half = vec![];
+                let (mut said_wrong, mut n_wrong, mut lost_right, mut n_right) = (0, 0, 0, 0);
+                for (k, (s, p)) in clips.iter().enumerate() {
+                    let t = &whole[2 * k];
+                    let o = &other[k % other.len()];
+                    let r = align(p, s, std::slice::from_ref(t), costs);
+                    lost_right += r.words.iter().filter(|w| !w.said).count();
+                    n_right += r.words.len();
+                    right.push((r.score, 0.0));
+                    let w = align(p, s, std::slice::from_ref(o), costs);
+                    said_wrong += w.words_said();
+                    n_wrong += w.words.len();
+                    wrong.push((w.score, 0.0));
+                    let ws: Vec<&str> = t.split(' ').collect();
+                    let os: Vec<&str> = o.split(' ').collect();
+                    let h = format!("{} {}", ws[..ws.len() / 2].join(" "), os[os.len() / 2..].join(" "));
+                    let h = align(p, s, &[h], costs);
+                    half.push((h.score, 0.0));
+                }
+                let auc = |a: &[f64], b: &[f64]| -> f64 {
+                    let mut n = 0.0;
+                    for x in a {
+                        for y in b {
+                            n += if x > y {
+                                1.0
+                            } else if x == y {
+                                0.5
+                            } else {
+                                0.0
+                            };
+                        }
+                    }
+                    n / (a.len() * b.len()) as f64
+                };
+                let q = |v: &[f64], p: f64| {
+                    let mut v = v.to_vec();
+                    v.sort_by(f64::total_cmp);
+                    v[((v.len() - 1) as f64 * p) as usize]
+                };
+                for (label, f) in [
+                    ("score", (|x: &(f64, f64)| x.0) as fn(&(f64, f64)) -> f64),
+                    ("llr", |x: &(f64, f64)| x.1),
+                ] {
+                    let (r, w, h): (Vec<f64>, Vec<f64>, Vec<f64>) = (
+                        right.iter().map(f).collect(),
+                        wrong.iter().map(f).collect(),
+                        half.iter().map(f).collect(),
+                    );
+                    print!(
+                        " | {label}: AUC wrong {:.4} half {:.4}; right 5% {:.2} med {:.2}; half med {:.2} 95% {:.2}; wrong med {:.2} 95% {:.2}",
+                        auc(&r, &w),
+                        auc(&r, &h),
+                        q(&r, 0.05),
+                        q(&r, 0.5),
+                        q(&h, 0.5),
+                        q(&h, 0.95),
+                        q(&w, 0.5),
+                        q(&w, 0.95)
+                    );
+                }
+                print!(" said wrong {said_wrong}/{n_wrong} lost right {lost_right}/{n_right}");
+            }
+            println!();
+        }
+    }
+}
