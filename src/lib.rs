@@ -90,10 +90,12 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Evaluate(EvaluateCommand::Compare(arguments)) => {
             arguments.json || arguments.format == CompareFormat::Json
         }
+        Command::Speakers(arguments) => arguments.is_json(),
         // Transcripts, too: as in their files.
         Command::Transcribe(_) | Command::Diarize(_) | Command::Align(_) => true,
         #[cfg(feature = "service")]
         Command::Jobs(arguments) => matches!(arguments.command, JobsCommand::Show { .. } | JobsCommand::Result { .. }),
+        Command::Fmt(arguments) => arguments.paths.iter().any(|path| path.as_os_str() == "-"),
         Command::Graph(_) | Command::Kinds(_) | Command::Completions(_) | Command::Man(_) => true,
         _ => false,
     };
@@ -113,6 +115,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Compare(arguments) => commands::compare::compare(&arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
+        Command::Speakers(arguments) => flow_cli_speakers::voices(&arguments, out),
         Command::Align(arguments) => commands::align::align(&arguments, out),
         #[cfg(feature = "service")]
         Command::Serve(arguments) => commands::serve::serve(&arguments, out),
@@ -128,6 +131,7 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
             flow_cli_memory::memory(&arguments, &|pipeline| commands::checked(pipeline, &registry), out)
         }
         Command::Gc(arguments) => commands::gc::gc(&arguments, out),
+        Command::Fmt(arguments) => commands::fmt::fmt(&arguments, &mut std::io::stdin().lock(), out),
         Command::New(arguments) => commands::new::new(&arguments, out),
         Command::Doctor(arguments) => flow_cli_doctor::doctor(&arguments, arguments::VERSION, out),
         Command::Completions(arguments) => commands::shell::completions(&arguments, out),

@@ -4,21 +4,15 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use flow_audio::wire_audio::wav_header;
+
 /// Samples of a second.
 pub const RATE: usize = 16_000;
 
 /// A mono WAV file of 16 bits, of samples in [-1, 1] at 16 kHz.
 pub fn wav(samples: &[f32]) -> Vec<u8> {
     let data = (2 * samples.len()) as u32;
-    let rate = RATE as u32;
-    let mut bytes = Vec::with_capacity(44 + 2 * samples.len());
-    bytes.extend(b"RIFF");
-    bytes.extend((36 + data).to_le_bytes());
-    bytes.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    bytes.extend(rate.to_le_bytes());
-    bytes.extend((2 * rate).to_le_bytes());
-    bytes.extend(b"\x02\0\x10\0data");
-    bytes.extend(data.to_le_bytes());
+    let mut bytes = wav_header(RATE as u32, 1, 2, Some(data)).to_vec();
     let number = |sample: &f32| ((sample.clamp(-1.0, 1.0) * 32_767.0) as i16).to_le_bytes();
     bytes.extend(samples.iter().flat_map(number));
     bytes

@@ -23,6 +23,7 @@ pub use flow_cli::arguments::{Decoder, PipelineArguments, StateArguments, Window
 use flow_cli_doctor::DoctorArguments;
 pub use flow_cli_evaluate::{CompareFormat, EvaluateCommand};
 use flow_cli_memory::MemoryArguments;
+use flow_cli_speakers::VoicesArguments;
 #[cfg(feature = "service")]
 pub use jobs::{JobsArguments, JobsCommand};
 pub use look::{CompareArguments, LineageArguments, LogArguments, LookArguments, RejectsArguments};
@@ -115,6 +116,9 @@ pub enum Command {
     /// Diarize recordings: who speaks when; unchanged recordings are skipped
     #[command(after_help = DIARIZE_EXIT_CODES)]
     Diarize(DiarizeArguments),
+    /// Keep voices over recordings: who is whom in a folder of diarizations, with names, review and undo
+    #[command(after_help = SPEAKERS_EXIT_CODES)]
+    Speakers(VoicesArguments),
     /// Align a recording with its text: times of words and segments, what was not said, and speech that is not in the text
     Align(AlignArguments),
     #[cfg(feature = "service")]
@@ -142,6 +146,8 @@ pub enum Command {
     Memory(MemoryArguments),
     /// Remove from the state directory what the last runs did not use (garbage collection)
     Gc(GcArguments),
+    /// Format pipelines: indentation, spaces and blank lines. Values and comments stay
+    Fmt(FmtArguments),
     /// Create a project folder with a pipeline that runs without changes
     New(NewArguments),
     /// Check that this machine has what runs need; exit code 1 if a check fails
@@ -154,6 +160,8 @@ pub enum Command {
 
 const TRANSCRIBE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; 5 less of the speech has words than --require-coverage; others as for `flow`.";
 const DIARIZE_EXIT_CODES: &str = "Exit codes: 0 done; 4 some recordings could not be read, 1 none could: each is named with the reason; others as for `flow`.";
+
+const SPEAKERS_EXIT_CODES: &str = "Exit codes: 0 done; `add`, `apply`: 4 some files could not be used, 1 none could: each is named with the reason; others as for `flow`.";
 
 #[derive(Args, Debug)]
 pub struct PushArguments {
@@ -176,6 +184,16 @@ pub struct PushArguments {
     pub dry_run: bool,
     #[command(flatten)]
     pub state: StateArguments,
+}
+
+#[derive(Args, Debug)]
+pub struct FmtArguments {
+    /// Files, and folders whose pipelines are formatted; `-` formats standard input to standard output
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Write nothing, and list the files that would change; exit code 1 if there are any
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Args, Debug)]

@@ -7,6 +7,7 @@ pub mod compare;
 mod coverage;
 pub mod diarize;
 pub mod evaluate;
+pub mod fmt;
 pub mod gc;
 pub mod graph;
 #[cfg(feature = "service")]

@@ -98,12 +98,20 @@ fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Fai
         in_config,
     );
     if e.causal != CausalConfig::default() || !p.normalized {
+        let streamed = config.streamed_contexts().unwrap_or_default();
+        let cache_aware = match streamed.len() == e.causal.contexts.len() {
+            true => "cache-aware".to_owned(),
+            false => {
+                let contexts: Vec<String> = streamed.iter().map(ToString::to_string).collect();
+                format!("cache-aware in {}", contexts.join(", "))
+            }
+        };
         let facts = [
             (e.causal.subsampling, "causal sub-sampling"),
             (e.causal.convolution, "causal convolutions"),
             (e.causal.layer_norm, "layer normalisation in convolutions"),
             (!p.normalized, "features as they are"),
-            (config.is_cache_aware(), "cache-aware"),
+            (!streamed.is_empty(), cache_aware.as_str()),
         ];
         let facts = facts.into_iter().filter_map(|(is_so, fact)| is_so.then_some(fact));
         row("streaming", facts.collect::<Vec<_>>().join(", "), in_config);

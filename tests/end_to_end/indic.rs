@@ -114,6 +114,14 @@ fn three_corpora_become_a_model_with_their_script() {
     write(&folder("kathbath"), "train", 5..7, false);
     write(&folder("kathbath"), "valid", 8..9, false);
 
+    // What the model knows is trained on, too.
+    let known = ["eval0_en-us", "eval1_de"].map(|name| {
+        let path = golden_model("audio").join(format!("{name}.wav"));
+        json!({"audio_filepath": path, "text": "one two", "lang": &name[6..8]}).to_string()
+    });
+    fs::write(place.path("known.jsonl"), known.join("\n")).unwrap();
+    let replay = format!("replay_manifest={}", place.path("known.jsonl").display());
+
     let mut flow = program();
     flow.args(["run", "pipelines/indic.yaml", "--progress", "plain", "--state"])
         .arg(place.path("state"));
@@ -124,6 +132,8 @@ fn three_corpora_become_a_model_with_their_script() {
         flow.args(["--set", &format!("{name}={}", place.path(name).display())]);
     }
     for setting in [
+        &replay,
+        "replay_share=0.9",
         "init=configs/models/small.nemo",
         "vocab_size=1030",
         "min_duration=0.1",
@@ -147,6 +157,17 @@ fn three_corpora_become_a_model_with_their_script() {
     let mean = find(&place.path("checkpoints"), "average-000000003");
     let record: Value = serde_json::from_slice(&fs::read(mean.join("average.json")).unwrap()).unwrap();
     assert_eq!(record["of"].as_array().unwrap().len(), 3);
+    let mut log = program();
+    log.args(["log", "--json", "--state"]).arg(place.path("state"));
+    let events = String::from_utf8(log.output().unwrap().stdout).unwrap();
+    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let finished: Vec<Value> = events.filter(|event| event["event"] == "stage_finished").collect();
+    let rows = |stage: &str| {
+        let of_stage = finished.iter().find(|event| event["stage"] == stage);
+        of_stage.and_then(|event| event["rows_out"].as_u64())
+    };
+    assert_eq!(rows("mixed"), rows("train_rows").map(|rows| rows + 2));
+    assert_eq!(rows("fitting"), rows("mixed"));
     // Six more pieces, and the others as they were.
     let vocabulary = fs::read_to_string(place.path("checkpoints/vocabulary.tsv")).unwrap();
     assert_eq!(vocabulary.lines().count(), 1 + 1030, "{vocabulary:.300}");

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use flow_storage_testing::TestServer;
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 
 use crate::binary::{Workplace, copy_folder, expect_code, folder_bytes, program};
 use crate::machines::{Started, free_port, wait_until};
@@ -153,8 +154,15 @@ fn a_training_in_buckets_gives_the_bits_of_the_disk_whoever_is_killed() {
     let command = finetune(&place.place, &all);
     // Not when it is sent: what ends with the others may not arrive, and the checkpoint is none then.
     let whole = place.served("run/step-000000004/training.json");
+    // The last checkpoint takes long to write, so the run does not end before the process is killed.
+    let slow = Fault::Delay(Duration::from_secs(20));
+    place.server.fault(FaultRule {
+        method: Some("PUT"),
+        ..FaultRule::always(slow, "/bucket/run/step-000000008")
+    });
     place.killed_when(&command, 2, 1, "a whole checkpoint", || whole.exists());
     // Another machine goes on, from the checkpoint in the bucket.
+    place.server.clear();
     let mut alone = place.on(5, &command, STATE);
     expect_code(&alone.output().unwrap(), 0);
     let fetched = "GET /bucket/run/step-000000004/model.safetensors";

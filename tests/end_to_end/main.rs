@@ -54,4 +54,5 @@ mod training_ends;
 mod transcription;
 mod ui;
 mod unreadable;
+mod voices;
 mod watch;

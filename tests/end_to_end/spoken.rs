@@ -120,6 +120,57 @@ fn words_of_a_file_and_of_standard_input_are_those_of_the_model() {
     assert_eq!(stdout(&nothing), "");
 }
 
+/// A model with contexts without limits: what is said of it, and how it is heard.
+#[test]
+fn contexts_without_limits_are_told_and_heard() {
+    let place = tempfile::tempdir().unwrap();
+    let flow_of = |arguments: &[&str]| program().args(arguments).output().unwrap();
+    let with = |name: &str, contexts: &str| {
+        let folder = place.path().join(name);
+        let (model, out) = (golden_streaming("model.nemo"), folder.to_str().unwrap());
+        expect_code(&flow_of(&["model", "convert", model.to_str().unwrap(), out]), 0);
+        let config = folder.join("model_config.yaml");
+        let yaml = fs::read_to_string(&config).unwrap();
+        let begin = yaml.find("  att_context_size:").unwrap();
+        let end = yaml.find("  att_context_style:").unwrap();
+        let yaml = format!("{}  att_context_size: {contexts}\n{}", &yaml[..begin], &yaml[end..]);
+        fs::write(config, yaml).unwrap();
+        out.to_owned()
+    };
+    let mixed = with("mixed", "[[-1, -1], [70, 1], [-1, 0], [-1, 6], [6, -1]]");
+    let info = stdout(&flow_of(&["model", "info", &mixed]));
+    for part in [
+        "[-1, -1], [70, 1], [-1, 0], [-1, 6], [6, -1]",
+        "cache-aware in [70, 1], [-1, 0], [-1, 6]",
+    ] {
+        assert!(info.contains(part), "{part}: {info}");
+    }
+    let memory = stdout(&flow_of(&["memory", &mixed]));
+    // 2 layers of width 40: 2 * 10,257 rows of keys and values and 9 of the convolution, in f32.
+    assert!(memory.contains("a stream in [-1, 0]  7 MB"), "{memory}");
+    assert!(!memory.contains("[6, -1]"), "{memory}");
+    let audio = golden_streaming("audio").join("eval0_en-gb.wav");
+    let audio = audio.to_str().unwrap();
+    for (latency, context) in [(None, "[70, 1]"), (Some("80"), "[-1, 0]"), (Some("2000"), "[-1, 6]")] {
+        let latency = latency.map_or(Vec::new(), |latency| vec!["--latency", latency]);
+        let heard = flow(&[&["--model", &mixed, audio][..], &latency].concat(), None);
+        expect_code(&heard, 0);
+        assert!(
+            stderr(&heard).contains(&format!("attention context {context}:")),
+            "{}",
+            stderr(&heard)
+        );
+        assert!(!stdout(&heard).trim().is_empty());
+    }
+    let whole = with("whole", "[[-1, -1], [6, -1]]");
+    let refused = flow(&["--model", &whole, audio], None);
+    assert_ne!(refused.status.code(), Some(0));
+    assert!(stderr(&refused).contains("in its contexts, [-1, -1], [6, -1], a frame sees all that follow"));
+    let out = place.path().join("out");
+    let transcribed = flow_of(&["transcribe", "--model", &whole, "--out", out.to_str().unwrap(), audio]);
+    expect_code(&transcribed, 0);
+}
+
 #[test]
 fn what_a_stream_does_not_give_is_refused() {
     let model = golden_streaming("model.nemo");

@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use flow_audio::decode::{SAMPLE_RATE, decode};
 use flow_audio::recording_reader::{Channels, Progress};
+use flow_audio::wire_audio::wav_header;
 use flow_audio::{AudioError, RecordingReader};
 
 use super::app::{App, Shared, answer};
@@ -247,15 +248,7 @@ pub async fn show_spectrogram(State(app): State<Shared>, Query(pairs): Query<Pai
 
 /// Samples as a WAV of 16 bits.
 pub fn wav(samples: &[f32]) -> Vec<u8> {
-    let data = samples.len() as u32 * 2;
-    let mut bytes = Vec::with_capacity(44 + data as usize);
-    bytes.extend_from_slice(b"RIFF");
-    bytes.extend_from_slice(&(36 + data).to_le_bytes());
-    bytes.extend_from_slice(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
-    bytes.extend_from_slice(&SAMPLE_RATE.to_le_bytes());
-    bytes.extend_from_slice(&(SAMPLE_RATE * 2).to_le_bytes());
-    bytes.extend_from_slice(b"\x02\0\x10\0data");
-    bytes.extend_from_slice(&data.to_le_bytes());
+    let mut bytes = wav_header(SAMPLE_RATE, 1, 2, Some(samples.len() as u32 * 2)).to_vec();
     for sample in samples {
         bytes.extend_from_slice(&((sample.clamp(-1.0, 1.0) * 32767.0) as i16).to_le_bytes());
     }

@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::arguments::EvaluateBoostingArguments;
-use crate::files::{files_below, read};
+use crate::files::{TRANSCRIBE, read};
 use crate::normalizer::normalizer;
 use crate::texts::rate;
 use flow_cli::failure::{Exit, Failure};
+use flow_cli::files::files_below;
 
 /// A transcription of a manifest with boosted phrases, as JSON.
 pub struct BoostedTranscription<'a> {
@@ -116,7 +117,7 @@ pub fn boosting(
             failed => return Ok(failed),
         }
         let mut tally = WordTally::new(&measure, &normalizer);
-        let files = files_below(&[transcripts], &["json"])?;
+        let files = files_below(&[transcripts], &["json"], TRANSCRIBE)?;
         for file in &files {
             add(&mut tally, file)?;
         }

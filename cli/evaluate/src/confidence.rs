@@ -15,9 +15,10 @@ use flow_transcription::calibration::{Calibration, expected_calibration_error};
 use serde_json::json;
 
 use crate::arguments::EvaluateConfidenceArguments;
-use crate::files::{files_below, read};
+use crate::files::{TRANSCRIBE, read};
 use crate::normalizer::normalizer;
 use flow_cli::failure::{Exit, Failure};
+use flow_cli::files::files_below;
 
 /// Confidences of words with whether these are right.
 type Scored = Vec<(f64, bool)>;
@@ -26,7 +27,7 @@ pub fn confidence(arguments: &EvaluateConfidenceArguments, out: &mut dyn Write) 
     let normalizer = normalizer(&arguments.normalization)?;
     let mut recordings: Vec<Scored> = Vec::new();
     let mut digest: Option<String> = None;
-    for path in files_below(&arguments.transcripts, &["json"])? {
+    for path in files_below(&arguments.transcripts, &["json"], TRANSCRIBE)? {
         let transcript = read(&path, Transcript::from_json)?;
         let found = scored(&path, &transcript, &normalizer)?;
         let other = &transcript.metadata.model_digest;

@@ -81,6 +81,9 @@ impl Side {
     }
 }
 
+/// What makes transcripts in JSON.
+pub const TRANSCRIBE: &str = "flow transcribe MANIFEST --format json --out FOLDER";
+
 /// The content of a file, by recording.
 enum Content {
     Turns(Recordings),
@@ -101,42 +104,6 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
     let text = String::from_utf8(bytes).map_err(|error| wrong(&error))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     parse(text).map_err(|error| wrong(&error))
-}
-
-/// The files that are named, and those of folders and below them with one of these endings, in order.
-pub fn files_below(named: &[PathBuf], endings: &[&str]) -> Result<Vec<PathBuf>, Failure> {
-    let mut waiting: Vec<PathBuf> = named.iter().rev().cloned().collect();
-    let mut files = Vec::new();
-    while let Some(path) = waiting.pop() {
-        if !path.is_dir() {
-            files.push(path);
-            continue;
-        }
-        let unreadable = |error| Failure::unreadable(format!("{}: {error}", path.display()));
-        let entries = fs::read_dir(&path).map_err(unreadable)?.collect::<Result<Vec<_>, _>>();
-        let mut entries: Vec<PathBuf> = entries.map_err(unreadable)?.iter().map(fs::DirEntry::path).collect();
-        // A link to a folder above would have no end, and hidden ones have no results (`--out` of `flow transcribe` has a state).
-        entries.retain(|entry| {
-            let name = entry.file_name().unwrap_or_default();
-            if name.as_encoded_bytes().starts_with(b".") {
-                return false;
-            }
-            let is_folder = entry.is_dir() && !entry.is_symlink();
-            is_folder
-                || entry
-                    .extension()
-                    .is_some_and(|ending| endings.iter().any(|known| ending.eq_ignore_ascii_case(known)))
-        });
-        entries.sort();
-        waiting.extend(entries.into_iter().rev());
-    }
-    match files.is_empty() {
-        true => Err(Failure::usage(
-            format!("there is no file that ends in .{}", endings.join(" or .")),
-            "flow transcribe MANIFEST --format json --out FOLDER",
-        )),
-        false => Ok(files),
-    }
 }
 
 /// STM is recognised by the extension of its name, JSON by that or by its first character, all else is RTTM.

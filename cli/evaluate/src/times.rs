@@ -16,12 +16,13 @@ use flow_transcription::Transcript;
 use serde_json::{Value, json};
 
 use crate::arguments::EvaluateTimesArguments;
-use crate::files::{check_page, files_below, read};
+use crate::files::{TRANSCRIBE, check_page, read};
 use crate::normalizer::normalizer;
 use crate::texts::forms::words_of_ctm;
 use crate::texts::named;
 use crate::times_page::{TimesPage, TimesRow};
 use flow_cli::failure::{Exit, Failure};
+use flow_cli::files::files_below;
 
 /// Endings of files that have times of words.
 const ENDINGS: &[&str] = &["ctm", "json"];
@@ -170,7 +171,7 @@ fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
 /// The words of files, or of those in folders and below them.
 fn timed_words(path: &Path, normalizer: &Normalizer) -> Result<Words, Failure> {
     let mut all = Words::new();
-    for path in files_below(&[path.to_owned()], ENDINGS)? {
+    for path in files_below(&[path.to_owned()], ENDINGS, TRANSCRIBE)? {
         let found = read(&path, |text| of_file(&path, text, normalizer))?;
         for (recording, words) in found {
             if all.insert(recording.clone(), words).is_some() {

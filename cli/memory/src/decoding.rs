@@ -8,7 +8,8 @@ use flow_kernels::device::DeviceChoice;
 use flow_kind::{available_memory, open_regular_file};
 use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
-use flow_model::{Precision, Weights};
+use flow_model::encoder::cached::stream_bytes;
+use flow_model::{ModelConfig, Precision, Weights};
 use flow_training::memory::gigabytes;
 
 use super::verdict;
@@ -95,6 +96,8 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
     fits.map_err(|why| Failure::usage(why, "leave one of --precision and --weights out"))?;
     let opened = OpenModel::open(&path).map_err(Failure::unreadable)?;
     let stored = weight_bytes(&opened, weights, precision);
+    let config = ModelConfig::from_nemo_yaml(&opened.config_yaml)
+        .map_err(|error| Failure::unreadable(format!("{named}: {error}")))?;
     let batch = batch_bytes(opened, weights, precision, max_window, batch_seconds).map_err(Failure::unreadable)?;
     let batch = batch.ok_or_else(|| Failure::unreadable("this program's allocator does not count"))?;
     let all = stored.saturating_add(batch);
@@ -104,12 +107,17 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
     )?;
     writeln!(out)?;
     let row = |what: &str, bytes: u64, when: &str| [what, &gigabytes(bytes), when].map(String::from).to_vec();
-    let rows = [
+    let mut rows = vec![
         ["decoding", "memory", "when"].map(String::from).to_vec(),
         row("weights", stored, "always"),
         row("a batch", batch, "at most, while it is decoded"),
         row("all", all, "at most"),
     ];
+    for context in config.streamed_contexts().unwrap_or_default() {
+        let (bytes, shared) = stream_bytes(&config.encoder, context).map_err(Failure::unreadable)?;
+        let when = format!("beside these, for each at most; {} once for all", gigabytes(shared));
+        rows.push(row(&format!("a stream in {context}"), bytes, &when));
+    }
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;
     }

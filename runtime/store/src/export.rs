@@ -58,7 +58,7 @@ pub(super) struct FileEntry {
     /// Of the object, in object storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
-    /// Rows of a parquet file, in object storage.
+    /// Rows that were noted of it, and of a parquet file in object storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u64>,
 }
@@ -131,7 +131,7 @@ const FEW_ROWS: u64 = 100;
 /// Guards the number of rows of a set against shrinking.
 struct Guarded {
     what: &'static str,
-    /// Parquet files of the set.
+    /// Files of the set: Parquet, or with noted rows.
     names: Vec<String>,
     rows: u64,
     /// Most that may be gone, as a share of 1.
@@ -159,6 +159,8 @@ pub struct ExportSet {
     names: BTreeMap<String, PathBuf>,
     /// Digests of files that were digested while they were written.
     noted: Noted,
+    /// Rows of files that do not say how many they have.
+    rows: BTreeMap<String, u64>,
     guarded: Vec<Guarded>,
     /// Why a set without rows is probably a mistake.
     without_rows: Option<String>,
@@ -283,6 +285,7 @@ impl ExportSet {
             key,
             names: BTreeMap::new(),
             noted: Noted::default(),
+            rows: BTreeMap::new(),
             guarded: Vec::new(),
             without_rows: None,
             target,
@@ -363,7 +366,12 @@ impl ExportSet {
         created.map_err(|e| StoreError::io("create", &path, e))
     }
 
-    /// Declares that the parquet files `names` of the set have `rows` together; compared with the set in the folder, at
+    /// Notes in the set's description that the file `name` has `rows`: of files that are not Parquet nothing else says it.
+    pub fn note_rows(&mut self, name: &str, rows: u64) {
+        self.rows.insert(name.to_string(), rows);
+    }
+
+    /// Declares that the files `names` of the set, which are Parquet or have [noted rows](ExportSet::note_rows), have `rows` together; compared with the set in the folder, at
     /// most the share `most` (0 to 1) may be missing. `what` names the rows in messages.
     pub fn guard_rows(&mut self, what: &'static str, names: Vec<String>, rows: u64, most: f64) {
         self.guarded.push(Guarded {
@@ -394,9 +402,11 @@ impl ExportSet {
         // Without it (somebody removed it, or an export was cut short) the files that are there count.
         let old = read_manifest(&self.folder.join(&self.manifest)).ok().flatten();
         let of_old = |guarded: &Guarded| {
-            let is_old = |name: &&String| old.as_ref().is_none_or(|old| old.files.contains_key(*name));
-            let names = guarded.names.iter().filter(is_old);
-            names.filter_map(|name| rows_of(&self.folder.join(name))).sum::<u64>()
+            let rows = |name: &String| match old.as_ref().map(|old| old.files.get(name)) {
+                Some(entry) => entry?.rows.or_else(|| rows_of(&self.folder.join(name))),
+                None => rows_of(&self.folder.join(name)),
+            };
+            guarded.names.iter().filter_map(rows).sum::<u64>()
         };
         self.fewer_than(of_old)
     }
@@ -426,7 +436,7 @@ impl ExportSet {
     pub fn finish(self) -> Result<Vec<String>, StoreError> {
         match &self.target {
             Target::Folder { files, .. } => self.finish_folder(files)?,
-            Target::Objects(set) => set.finish(self.key, &self.names, &self.noted)?,
+            Target::Objects(set) => set.finish(self.key, &self.names, &self.noted, &self.rows)?,
         }
         Ok(self.names.keys().cloned().collect())
     }
@@ -456,7 +466,7 @@ impl ExportSet {
                 digest,
                 bytes,
                 etag: None,
-                rows: None,
+                rows: self.rows.get(name).copied(),
             };
             Ok((name.clone(), entry))
         };

@@ -230,12 +230,18 @@ impl ObjectSet {
     }
 
     /// Writes the files `names` (each with its path on this machine) and then the list of them, which is the commit. Files whose
-    /// digests are not `noted` are read for them.
+    /// digests are not `noted` are read for them. `rows` are those of files that do not say how many they have.
     ///
     /// # Errors
     /// If a file cannot be read, or object storage does not take it: the set that stood stands. Also if another run has
     /// written a set meanwhile: then that one stands.
-    pub fn finish(&self, key: Digest, names: &BTreeMap<String, PathBuf>, noted: &Noted) -> Result<(), StoreError> {
+    pub fn finish(
+        &self,
+        key: Digest,
+        names: &BTreeMap<String, PathBuf>,
+        noted: &Noted,
+        rows: &BTreeMap<String, u64>,
+    ) -> Result<(), StoreError> {
         if let Some(old) = self.old_set()
             && let Some(found) = old.files.keys().next()
             && !old.files.keys().any(|name| names.contains_key(name))
@@ -252,10 +258,9 @@ impl ObjectSet {
                 digest,
                 bytes,
                 etag: None,
-                rows: if name.ends_with(".parquet") {
-                    rows_of(path)
-                } else {
-                    None
+                rows: match rows.get(name) {
+                    None if name.ends_with(".parquet") => rows_of(path),
+                    noted => noted.copied(),
                 },
             };
             files.insert(name.clone(), entry);

@@ -34,7 +34,12 @@ impl Place {
     /// Each file holds its name and the version.
     fn export(&self, version: u64, names: &[&str]) -> Result<(), StoreError> {
         let set = self.begin()?;
-        set.finish(key(version), &self.files(version, names), &Noted::default())
+        set.finish(
+            key(version),
+            &self.files(version, names),
+            &Noted::default(),
+            &BTreeMap::new(),
+        )
     }
 
     fn files(&self, version: u64, names: &[&str]) -> BTreeMap<String, PathBuf> {
@@ -200,7 +205,7 @@ fn throttling_and_cut_connections_are_gone_through() {
     place
         .begin()
         .unwrap()
-        .finish(key(1), &files, &Noted::default())
+        .finish(key(1), &files, &Noted::default(), &BTreeMap::new())
         .unwrap();
     assert_eq!(place.status(1), ExportStatus::Whole);
 }
@@ -218,7 +223,7 @@ fn an_upload_that_fails_in_its_middle_leaves_the_old_set() {
     place
         .begin()
         .unwrap()
-        .finish(key(2), &files, &Noted::default())
+        .finish(key(2), &files, &Noted::default(), &BTreeMap::new())
         .unwrap_err();
     assert_eq!(
         (place.status(1), place.read("large")),
@@ -236,10 +241,10 @@ fn of_two_exports_at_the_same_time_one_is_refused() {
     let other = TempDir::new().unwrap();
     let early = ObjectSet::begin(&place.storage, &folder(), "flow.json", other.path()).unwrap();
     early
-        .finish(key(2), &place.files(2, &["a"]), &Noted::default())
+        .finish(key(2), &place.files(2, &["a"]), &Noted::default(), &BTreeMap::new())
         .unwrap();
     let error = late
-        .finish(key(3), &place.files(3, &["a"]), &Noted::default())
+        .finish(key(3), &place.files(3, &["a"]), &Noted::default(), &BTreeMap::new())
         .unwrap_err();
     assert!(matches!(error, StoreError::SetMeanwhile { .. }), "{error}");
     assert_eq!((place.status(2), place.read("a")), (ExportStatus::Whole, "a 2".into()));
@@ -258,8 +263,13 @@ fn rows_of_the_set_that_stands_are_known() {
     let names = ["a.parquet".to_string(), "b.parquet".to_string()];
     let set = place.begin().unwrap();
     assert_eq!(set.rows_before(&names), 0);
-    set.finish(key(1), &BTreeMap::from([(names[0].clone(), path)]), &Noted::default())
-        .unwrap();
+    set.finish(
+        key(1),
+        &BTreeMap::from([(names[0].clone(), path)]),
+        &Noted::default(),
+        &BTreeMap::new(),
+    )
+    .unwrap();
     assert_eq!(place.begin().unwrap().rows_before(&names), 150);
 }
 
@@ -306,7 +316,7 @@ fn a_missing_bucket_is_an_error_that_names_it() {
         "flow.json",
         place.scratch.path(),
     )
-    .and_then(|set| set.finish(key(1), &place.files(1, &["a"]), &Noted::default()))
+    .and_then(|set| set.finish(key(1), &place.files(1, &["a"]), &Noted::default(), &BTreeMap::new()))
     .unwrap_err();
     assert!(error.to_string().contains("s3://nowhere/out"), "{error}");
 }

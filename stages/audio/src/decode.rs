@@ -85,7 +85,8 @@ pub fn read_file(path: &Path) -> Result<Vec<u8>, AudioError> {
     read_open_range(&file, path, 0, size)
 }
 
-fn frame_limit(rate: u32, max_seconds: f64) -> u64 {
+/// Frames of `max_seconds` at a rate in Hz.
+pub fn frame_limit(rate: u32, max_seconds: f64) -> u64 {
     // Negative and NaN become 0, infinity the largest number.
     (f64::from(rate) * max_seconds) as u64
 }

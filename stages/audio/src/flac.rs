@@ -313,6 +313,17 @@ fn interleave(block: &AudioBuffer<i32>, channels: usize, into: &mut Vec<i32>) ->
     Ok(())
 }
 
+/// What a FLAC file says of itself; none of other bytes, and where a tag comes before it.
+pub fn stated_info(bytes: &[u8]) -> Option<StreamInfo> {
+    // Marker, and the header of the first block: type 0 (perhaps the last block) and 34 bytes.
+    let [marker @ .., kind, 0, 0, 34] = bytes.first_chunk::<8>()? else {
+        return None;
+    };
+    let is_first = marker == MARKER && kind & 0x7f == 0;
+    let block = bytes[8..].first_chunk::<34>().filter(|_| is_first)?;
+    StreamInfo::parse(block).ok()
+}
+
 impl StreamInfo {
     /// Layout: RFC 9639 section 8.2. Bytes 0 to 9 hold block and frame sizes, which only the decoder needs.
     pub(crate) fn parse(block: &[u8; 34]) -> Result<Self, Fault> {

@@ -31,6 +31,7 @@ mod streamed_aiff;
 mod streamed_wav;
 pub mod subtitle_cues;
 pub mod tar;
+pub mod tar_write;
 #[cfg(test)]
 #[path = "tests/test_data.rs"]
 mod test_data;

@@ -144,28 +144,78 @@ pub fn stated_seconds(path: &Path, range: Option<(u64, u64)>) -> Option<f64> {
     stated(&StoredBytes::open(path, range).ok()?)
 }
 
+/// Rate, channels and length of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Samples of each channel.
+    pub frames: u64,
+    /// In Hz.
+    pub sample_rate: u32,
+    pub channels: u32,
+}
+
+impl Extent {
+    pub fn seconds(&self) -> f64 {
+        self.frames as f64 / f64::from(self.sample_rate)
+    }
+}
+
+/// The extent of a recording, which is the file or the `range` (offset and size in bytes) of it: as the header of FLAC and WAV says it,
+/// otherwise decoded from the beginning to the end.
+///
+/// # Errors
+/// If the file cannot be read, is not audio, or is damaged as far as it was decoded.
+pub fn extent(path: &Path, range: Option<(u64, u64)>) -> Result<Extent, AudioError> {
+    if let Some(extent) = stated_extent(&StoredBytes::open(path, range)?) {
+        return Ok(extent);
+    }
+    let mut reader = RecordingReader::open(path, range, Channels::Mix)?;
+    let mut unused = Vec::new();
+    loop {
+        match reader.read(&mut unused)? {
+            Progress::More => unused.clear(),
+            Progress::Damaged(why) => return Err(AudioError::Decode(broken(why).to_string())),
+            Progress::End => break,
+        }
+    }
+    Ok(Extent {
+        frames: reader.frames(),
+        sample_rate: reader.sample_rate(),
+        channels: reader.channels(),
+    })
+}
+
 fn stated(bytes: &StoredBytes) -> Option<f64> {
-    let read = catch_unwind(AssertUnwindSafe(|| header_seconds(bytes)));
+    Some(stated_extent(bytes)?.seconds())
+}
+
+fn stated_extent(bytes: &StoredBytes) -> Option<Extent> {
+    let read = catch_unwind(AssertUnwindSafe(|| header_extent(bytes)));
     read.ok()?.ok()?
 }
 
-fn header_seconds(bytes: &StoredBytes) -> Result<Option<f64>, Fault> {
+fn header_extent(bytes: &StoredBytes) -> Result<Option<Extent>, Fault> {
     let mut head = [0; 64];
     let length = bytes.read_at(0, &mut head).map_err(broken)?;
-    let (frames, rate) = match recognise(&head[..length]) {
+    let (frames, (sample_rate, channels)) = match recognise(&head[..length]) {
         Ok(Format::Flac) => {
             let (info, _, _) = flac_info(bytes)?;
-            (info.total_frames, info.sample_rate)
+            (info.total_frames, (info.sample_rate, info.channels))
         }
         Ok(Format::Wav) => {
             let mut blocks = open(bytes, Format::Wav)?;
             let frames = blocks.promised.unwrap_or(0);
-            let rate = blocks.next_block()?.map_or(0, |block| block.layout.sample_rate);
-            (frames, rate)
+            let first = blocks.next_block()?;
+            let layout = first.map(|block| (block.layout.sample_rate, block.layout.channels));
+            (frames, layout.unwrap_or_default())
         }
         _ => return Ok(None),
     };
-    Ok((frames > 0 && rate > 0).then(|| frames as f64 / f64::from(rate)))
+    Ok((frames > 0 && sample_rate > 0).then_some(Extent {
+        frames,
+        sample_rate,
+        channels,
+    }))
 }
 
 /// The index of the 16 kHz sample at a time in seconds. Negative and NaN become 0, infinity the largest number.

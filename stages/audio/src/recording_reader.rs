@@ -151,6 +151,11 @@ impl RecordingReader {
         self.layout.channels
     }
 
+    /// Frames decoded so far.
+    pub(crate) fn frames(&self) -> u64 {
+        self.frames
+    }
+
     /// The length in seconds from the header, if it has one and the end was not reached.
     pub fn stated_seconds(&self) -> Option<f64> {
         let frames = self.blocks.as_ref()?.stated.filter(|frames| *frames > 0)?;

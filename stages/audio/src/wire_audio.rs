@@ -11,6 +11,25 @@ pub const PCM_RATES: [u32; 10] = [
 /// Samples a second of G.711.
 const TELEPHONE_RATE: u32 = 8_000;
 
+/// The header of a WAV file of integer PCM.
+///
+/// `rate`: samples a second; `width`: bytes of a sample; `data`: bytes of all samples, none where they are not known yet, as in a file
+/// that is still being written.
+pub fn wav_header(rate: u32, channels: u16, width: u16, data: Option<u32>) -> [u8; 44] {
+    let block = channels.saturating_mul(width);
+    let mut header = *b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0..............data\xff\xff\xff\xff";
+    header[22..24].copy_from_slice(&channels.to_le_bytes());
+    header[24..28].copy_from_slice(&rate.to_le_bytes());
+    header[28..32].copy_from_slice(&rate.saturating_mul(block.into()).to_le_bytes());
+    header[32..34].copy_from_slice(&block.to_le_bytes());
+    header[34..36].copy_from_slice(&width.saturating_mul(8).to_le_bytes());
+    if let Some(data) = data {
+        header[4..8].copy_from_slice(&data.saturating_add(36).to_le_bytes());
+        header[40..].copy_from_slice(&data.to_le_bytes());
+    }
+    header
+}
+
 /// How the samples of a client are written: one channel, no header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AudioFormat {

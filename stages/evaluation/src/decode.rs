@@ -26,6 +26,7 @@ use crate::audio_rows::{AudioPlace, AudioRows, Origin};
 use crate::clips;
 use crate::error::{EvaluationError, nothing_to_score};
 use crate::hub_token::hub_with_token;
+use crate::prompts::PromptSettings;
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
 use crate::transcribe::{Outcome, micro_batches, transcribe};
@@ -101,6 +102,10 @@ pub struct DecodeSettings {
     pub boost: PathBuf,
     /// Weight of their scores, from 0 to 100.
     pub boost_weight: f64,
+    /// The language prompts of the rows, for a model that has them. A row has that of its `lang`, or `auto` where the model has none
+    /// for it.
+    #[serde(skip_serializing_if = "PromptSettings::is_default")]
+    pub prompts: PromptSettings,
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     pub device: String,
     /// How many devices work at once, each with the whole model on micro-batches of its own: with `device: cuda` the first ones
@@ -129,6 +134,7 @@ impl Default for DecodeSettings {
             lm_weight: DecodingOptions::default().lm_weight,
             boost: PathBuf::new(),
             boost_weight: DecodingOptions::default().boost_weight,
+            prompts: PromptSettings::default(),
             device: "cpu".into(),
             devices: 0,
             hub_token: None,
@@ -215,7 +221,7 @@ pub fn transcript_schema() -> SchemaRef {
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 11;
+    const VERSION: u32 = 12;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(
@@ -320,6 +326,9 @@ impl Kind for EvaluationDecode {
         }
         if let Some(decoding) = settings.decoding().identity() {
             identity["decoding"] = decoding;
+        }
+        if !settings.prompts.is_default() {
+            identity["prompts"] = json!(settings.prompts);
         }
         identity
     }
@@ -432,6 +441,10 @@ impl Source for DecodeBody {
         for note in &model.decoding.notes {
             self.context.warn(note.clone());
         }
+        let (prompts, warning) = (self.settings.prompts).of_utterances(&model.config, &rows.utterances)?;
+        if let Some(warning) = warning {
+            self.context.warn(warning);
+        }
         let cancelled = self.context.gives_up();
         let count = self
             .settings
@@ -446,7 +459,7 @@ impl Source for DecodeBody {
         let models: Vec<&TdtModel> = first.chain(&replicas).collect();
         let outcomes = transcribe(
             &models,
-            &rows.utterances,
+            (&rows.utterances, &prompts),
             BATCH_SECONDS,
             &|indices| rows.signals(indices),
             &cancelled,

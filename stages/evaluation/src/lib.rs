@@ -14,6 +14,7 @@ pub mod hub_token;
 mod language_name;
 pub mod normalize;
 pub mod page;
+pub mod prompts;
 pub mod quality_report;
 mod recordings;
 pub mod report;

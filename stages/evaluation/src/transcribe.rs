@@ -46,6 +46,8 @@ pub type Load<'a> = dyn Fn(&[usize]) -> Vec<Result<Vec<f32>, String>> + Sync + '
 /// Outcomes are in the order of the utterances, and depend neither on the number of replicas nor on that of threads: no
 /// micro-batch is divided.
 ///
+/// `prompts`: the language prompt of each utterance, or none for the model's own.
+///
 /// At most `batch_seconds` of audio, padding included, are in memory and in each replica at once (one longer utterance goes
 /// alone).
 ///
@@ -53,7 +55,7 @@ pub type Load<'a> = dyn Fn(&[usize]) -> Vec<Result<Vec<f32>, String>> + Sync + '
 /// Where a replica fails (the error of the first micro-batch that failed), there is none, or the run is cancelled.
 pub fn transcribe(
     models: &[&TdtModel],
-    utterances: &[Utterance],
+    (utterances, prompts): (&[Utterance], &[usize]),
     batch_seconds: f64,
     load: &Load<'_>,
     cancelled: &(dyn Fn() -> bool + Sync),
@@ -69,7 +71,7 @@ pub fn transcribe(
             let Some(group) = groups.get(number) else { break };
             let done = match cancelled() {
                 true => Err(EvaluationError::Cancelled),
-                false => transcribe_group(model, utterances, group, load, &mut outcomes),
+                false => transcribe_group(model, (utterances, prompts), group, load, &mut outcomes),
             };
             if let Err(error) = done {
                 stopped.store(true, Ordering::Release);
@@ -132,7 +134,7 @@ pub fn micro_batches(utterances: &[Utterance], batch_seconds: f64) -> usize {
 /// Loads and transcribes the utterances at some indices together.
 fn transcribe_group(
     model: &TdtModel,
-    utterances: &[Utterance],
+    (utterances, prompts): (&[Utterance], &[usize]),
     group: &[usize],
     load: &Load<'_>,
     outcomes: &mut Vec<(usize, Outcome)>,
@@ -152,7 +154,11 @@ fn transcribe_group(
     if signals.is_empty() {
         return Ok(());
     }
-    let hypotheses = install(|| model.transcribe(&signals))?;
+    let prompts: Vec<usize> = indices
+        .iter()
+        .filter_map(|&index| prompts.get(index).copied())
+        .collect();
+    let hypotheses = install(|| model.transcribe_each(&signals, &prompts))?;
     for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
         let (tokenizer, seconds) = (model.tokenizer.as_ref(), signal.len() as f64 / SAMPLE_RATE);
         outcomes.push((index, outcome(&utterances[index], hypothesis.text, seconds, tokenizer)));
@@ -446,7 +452,7 @@ loss: {{tdt_kwargs: {{durations: [0, 1, 2, 3, 4], sigma: 0.02}}}}
             indices.iter().map(signal).collect()
         };
         let (model, go_on) = (model(), || false);
-        let one = transcribe(&[&model], &utterances, 2.0, &load, &go_on).unwrap();
+        let one = transcribe(&[&model], (&utterances, &[]), 2.0, &load, &go_on).unwrap();
         let heard =
             |outcome: &&Outcome| matches!(outcome, Outcome::Transcript { hypothesis, .. } if !hypothesis.is_empty());
         assert!(one.iter().filter(heard).count() > 10, "{one:?}");
@@ -461,13 +467,13 @@ loss: {{tdt_kwargs: {{durations: [0, 1, 2, 3, 4], sigma: 0.02}}}}
         let replica = model.replica_on(&Device::Cpu).unwrap();
         for count in [2, 3, batches + 2] {
             let models: Vec<&TdtModel> = (0..count).map(|n| if n == 1 { &replica } else { &model }).collect();
-            let several = transcribe(&models, &utterances, 2.0, &load, &go_on).unwrap();
+            let several = transcribe(&models, (&utterances, &[]), 2.0, &load, &go_on).unwrap();
             assert_eq!(several, one, "{count} replicas");
         }
         // Audio that no model takes: of the micro-batches that fail the first one is reported.
         let wrong = |indices: &[usize]| -> Vec<Result<Vec<f32>, String>> { vec![Ok(Vec::new()); indices.len()] };
         let told = |models: &[&TdtModel], load: &Load<'_>, cancelled: &(dyn Fn() -> bool + Sync)| {
-            transcribe(models, &utterances, 2.0, load, cancelled).map_err(|error| error.to_string())
+            transcribe(models, (&utterances, &[]), 2.0, load, cancelled).map_err(|error| error.to_string())
         };
         let all = [&model, &replica, &model];
         assert_eq!(told(&all, &wrong, &go_on), told(&[&model], &wrong, &go_on));

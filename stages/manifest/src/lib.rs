@@ -7,6 +7,11 @@
 
 pub mod columns;
 pub mod correct;
+mod dataset_recordings;
+mod dataset_refused;
+mod dataset_rows;
+#[cfg(test)]
+mod dataset_test_data;
 #[cfg(test)]
 mod decision_tests;
 pub mod dedup;
@@ -16,6 +21,7 @@ mod extracted;
 pub mod identify;
 pub mod keys;
 pub mod language;
+mod lhotse_items;
 mod own_thread;
 #[cfg(test)]
 #[path = "parity_tests.rs"]
@@ -34,9 +40,11 @@ pub mod table;
 pub mod validation;
 pub mod write;
 mod write_hugging_face;
+mod write_lhotse;
 pub mod write_lines;
 mod write_parts;
 pub mod write_rejects;
 mod write_settings;
+mod write_shar;
 
 pub use flow_corpus::ManifestError;

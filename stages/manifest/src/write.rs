@@ -18,17 +18,20 @@ use flow_kind::{
 use flow_storage::is_url;
 
 use crate::columns::{self, MANIFEST_COLUMNS, manifest_schema};
+use crate::dataset_rows::{Writing, check_places};
 use crate::extracted::Extracted;
 use crate::parquet_file::ROW_GROUP;
 use crate::pieces::{Notes, Piece, Standing, parts_of};
 use crate::place_columns::{self, Places, columns_of, of_read, with_extra};
 use crate::recipe::Recipe;
 use crate::statistics::{Durations, Figures, Languages, write_statistics};
-use crate::write_hugging_face::{self, Writing};
+use crate::write_hugging_face;
+use crate::write_lhotse::write_lhotse;
 use crate::write_lines::write_lines;
 use crate::write_parts::{FileOfParts, write_parts};
 use crate::write_rejects::{rejects_schema, write_rejects_of_set};
 use crate::write_settings::{AudioOfRows, Format, WriteSettings};
+use crate::write_shar::write_shar;
 
 /// Row counts that are guarded against shrinking, and the inputs that they are of.
 const GUARDED: [(&str, &[&str]); 2] = [
@@ -71,16 +74,7 @@ impl Kind for Write {
             place_columns::check(input)?;
         }
         check_further(&settings.extra_columns, inputs)?;
-        if settings.format == Format::Huggingface {
-            write_hugging_face::check(settings, inputs)?;
-        } else if !settings.license.is_empty() {
-            return Err(StageError::setting("license", "only `format: huggingface` writes it"));
-        } else if settings.audio_of_rows != AudioOfRows::Embed {
-            return Err(StageError::setting(
-                "audio_of_rows",
-                "only `format: huggingface` has it",
-            ));
-        }
+        check_format(settings, inputs)?;
         Ok(Shape::export())
     }
 
@@ -124,6 +118,33 @@ impl Kind for Write {
     }
 }
 
+/// Refuses settings of another format, and rows that do not say where the recordings are that the format needs.
+fn check_format(settings: &WriteSettings, inputs: &Inputs) -> Result<(), StageError> {
+    if settings.shard_rows == 0 {
+        return Err(StageError::setting("shard_rows", "a shard has at least one row"));
+    }
+    if settings.format == Format::Huggingface {
+        return write_hugging_face::check(settings, inputs);
+    }
+    if !settings.license.is_empty() {
+        return Err(StageError::setting("license", "only `format: huggingface` writes it"));
+    }
+    if settings.audio_of_rows != AudioOfRows::Embed {
+        return Err(StageError::setting(
+            "audio_of_rows",
+            "only `format: huggingface` has it",
+        ));
+    }
+    let needs_recordings = match settings.format {
+        Format::Lhotse => "lhotse",
+        Format::Shar => "shar",
+        Format::Parquet | Format::Huggingface => return Ok(()),
+    };
+    inputs
+        .iter()
+        .try_for_each(|input| check_places(input, needs_recordings))
+}
+
 /// Refuses columns that cannot be written beside those of a manifest, or that rows lack.
 fn check_further(further: &[String], inputs: &Inputs) -> Result<(), StageError> {
     let wrong = |message: String| Err(StageError::setting("extra_columns", message));
@@ -157,6 +178,10 @@ fn check_further(further: &[String], inputs: &Inputs) -> Result<(), StageError> 
     Ok(())
 }
 
+/// Writes splits, with their names, as a dataset.
+type WriteDataset =
+    fn(&WriteSettings, &[(&'static str, &Artifact)], &mut ExportSet, &Writing<'_>) -> Result<(), StageError>;
+
 struct Writer {
     settings: WriteSettings,
     /// By input: its name, and its file.
@@ -185,13 +210,19 @@ impl Export for Writer {
         if rows == 0 && rejects.rows() > 0 && !self.settings.allow_empty {
             set.guard_empty(all_refused(rejects));
         }
-        if self.settings.format == Format::Huggingface {
+        let write_dataset = match self.settings.format {
+            Format::Parquet => None,
+            Format::Huggingface => Some(write_hugging_face::write_dataset as WriteDataset),
+            Format::Lhotse => Some(write_lhotse as WriteDataset),
+            Format::Shar => Some(write_shar as WriteDataset),
+        };
+        if let Some(write_dataset) = write_dataset {
             let writing = Writing {
                 stage: &self.stage,
                 events: &self.events,
                 stop: &self.stop,
             };
-            return write_hugging_face::write_dataset(&self.settings, &self.splits(), set, &writing);
+            return write_dataset(&self.settings, &self.splits(), set, &writing);
         }
         for (what, names) in GUARDED {
             let rows = self

@@ -1,45 +1,33 @@
 //! Datasets of Hugging Face: Parquet files that hold the recordings, and README.md, as the library `datasets` loads them.
 
 mod card;
-mod recordings;
-mod refused;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray, UInt32Array};
-use arrow::compute::take_record_batch;
+use arrow::array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
-use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
-use flow_kind::event::{Event, Events};
-use flow_kind::{Artifact, ExportFile, ExportSet, Input, Inputs, Partition, StageError};
+use flow_kind::event::Event;
+use flow_kind::{Artifact, ExportFile, ExportSet, Inputs, Partition, StageError};
 use flow_storage::is_url;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
-use rayon::prelude::*;
 use serde_json::{Map, json};
 
 use self::card::{WrittenSplit, dataset_card, dtype_of};
-use self::recordings::{Audio, RecordingPlaces, RowPlace, audio_of_rows, refusal};
-use self::refused::Refused;
-use crate::columns::{self, MANIFEST_COLUMNS};
+use crate::columns;
+use crate::dataset_recordings::{Audio, RowPlace, audio_of_rows};
+use crate::dataset_refused::Refused;
+use crate::dataset_rows::{
+    COLUMNS, RowsOfPartition, Unusable, Writing, check_places, failed_to_write, read_together, wanted_columns,
+};
 use crate::pieces::parts_of;
 use crate::statistics::Durations;
 use crate::write_settings::WriteSettings;
-
-/// Columns of a dataset, after `audio`, that every row has.
-const COLUMNS: [&str; 6] = ["text", "duration", "lang", "segment_id", "shard_id", "source"];
-/// Columns by which rows say where their recordings are, and their types.
-const PLACES: [(&str, DataType); 4] = [
-    ("audio_path", DataType::Utf8),
-    ("start", DataType::Float64),
-    ("offset", DataType::Int64),
-    ("size", DataType::Int64),
-];
 
 /// How much goes together.
 #[derive(Clone, Copy)]
@@ -75,28 +63,10 @@ pub(crate) fn check(settings: &WriteSettings, inputs: &Inputs) -> Result<(), Sta
         ));
     }
     for input in inputs.iter() {
-        check_places(input)?;
+        check_places(input, "huggingface")?;
         dataset_schema(&input.schema, &settings.extra_columns)?;
     }
     Ok(())
-}
-
-fn check_places(input: &Input) -> Result<(), StageError> {
-    let has = |name: &str| input.schema.field_with_name(name).is_ok();
-    for (name, data_type) in PLACES.iter().filter(|(name, _)| has(name)) {
-        columns::expect(input, name, data_type)?;
-    }
-    if has("audio_path") || (has("offset") && has("size")) {
-        return Ok(());
-    }
-    Err(StageError::Input {
-        name: input.name.clone(),
-        message: format!(
-            "the rows of `{}` do not say where their recordings are, which `format: huggingface` puts into the dataset",
-            input.name
-        ),
-        help: Some("rows of manifest.read have `audio_path, start, \"offset\", size`; audio.extract gives them to rows of shards".into()),
-    })
 }
 
 /// The columns of a dataset's files, with the metadata by which `datasets` knows their features.
@@ -141,13 +111,6 @@ fn audio_fields() -> Fields {
     ])
 }
 
-/// What a dataset is written for: the stage, where its messages go, and whether to give up.
-pub(crate) struct Writing<'w> {
-    pub stage: &'w str,
-    pub events: &'w Events,
-    pub stop: &'w (dyn Fn() -> bool + Sync),
-}
-
 /// Writes the splits into `data/` of a set, its README.md, and `rejects.parquet` with the rows whose recordings cannot be
 /// read, if there are any.
 ///
@@ -177,7 +140,7 @@ fn write_with_limits(
             split,
             artifact,
             schema: dataset_schema(artifact.schema(), &settings.extra_columns)?,
-            stop: writing.stop,
+            writing,
             limits,
         };
         written.push(writer.write(set, &mut refused)?);
@@ -192,17 +155,13 @@ fn write_with_limits(
     std::fs::write(&card, dataset_card(settings, &written)?).map_err(|error| failed_to_write(&card, &error))
 }
 
-fn failed_to_write(path: &Path, error: &dyn std::fmt::Display) -> StageError {
-    StageError::failed(format!("{}: {error}", path.display()))
-}
-
 /// Writes one split.
 struct SplitWriter<'s> {
     settings: &'s WriteSettings,
     split: &'static str,
     artifact: &'s Artifact,
     schema: SchemaRef,
-    stop: &'s (dyn Fn() -> bool + Sync),
+    writing: &'s Writing<'s>,
     limits: Limits,
 }
 
@@ -237,14 +196,13 @@ impl SplitWriter<'_> {
         let mut durations = Durations::default();
         let mut next = names.iter().zip(&files);
         let mut open: Option<OpenFile> = None;
+        let wanted = wanted_columns(self.artifact.schema(), &self.settings.extra_columns);
         for partition in partitions {
-            for batch in self.artifact.read(partition, Some(&self.wanted()))? {
+            for batch in self.artifact.read(partition, Some(&wanted))? {
                 let batch = batch?;
                 let mut from = 0;
                 while from < batch.num_rows() {
-                    if (self.stop)() {
-                        return Err(StageError::failed("stopped"));
-                    }
+                    self.writing.go_on()?;
                     if open.as_ref().is_none_or(|file| file.left == 0) {
                         close(open.take(), &mut written)?;
                         open = next
@@ -255,7 +213,10 @@ impl SplitWriter<'_> {
                     let Some(file) = &mut open else {
                         return Err(StageError::failed(format!("{partition}: more rows than were counted")));
                     };
-                    let count = self.read_together(&batch, from, file)?;
+                    let left = usize::try_from(file.left).unwrap_or(usize::MAX);
+                    let most = left.min(self.limits.read_rows);
+                    let most = most.min(self.limits.group_rows - file.rows % self.limits.group_rows);
+                    let count = read_together(&batch, from, most, self.limits.read_seconds)?;
                     let rows = self.rows(&batch.slice(from, count), partition, set, refused)?;
                     durations.add(&rows)?;
                     written.rows += rows.num_rows() as u64;
@@ -276,15 +237,6 @@ impl SplitWriter<'_> {
         set.guard_rows(self.split, guarded, written.rows, self.settings.max_shrink);
         written.figures = durations.figures();
         Ok(written)
-    }
-
-    /// The columns that are read: those of a manifest, where the recordings are, and further ones.
-    fn wanted(&self) -> Vec<&str> {
-        let schema = self.artifact.schema();
-        let places = PLACES.iter().map(|(name, _)| *name);
-        let places = places.filter(|name| schema.field_with_name(name).is_ok());
-        let further = self.settings.extra_columns.iter().map(String::as_str);
-        MANIFEST_COLUMNS.into_iter().chain(places).chain(further).collect()
     }
 
     /// How many rows each file gets; at least one file.
@@ -342,20 +294,6 @@ impl SplitWriter<'_> {
         })
     }
 
-    /// How many rows of a batch are read at once, from a row on.
-    fn read_together(&self, batch: &RecordBatch, from: usize, file: &OpenFile) -> Result<usize, StageError> {
-        let durations = columns::number(batch, "duration")?;
-        let left = usize::try_from(file.left).unwrap_or(usize::MAX);
-        let most = (batch.num_rows() - from).min(left).min(self.limits.read_rows);
-        let most = most.min(self.limits.group_rows - file.rows % self.limits.group_rows);
-        let mut seconds = 0.0;
-        let fit = (from..from + most).take_while(|row| {
-            seconds += durations.value(*row);
-            seconds <= self.limits.read_seconds
-        });
-        Ok(fit.count().max(1))
-    }
-
     /// Rows of the dataset, with their recordings; without those that are refused.
     fn rows(
         &self,
@@ -364,56 +302,25 @@ impl SplitWriter<'_> {
         set: &mut ExportSet,
         refused: &mut Refused<'_>,
     ) -> Result<RecordBatch, StageError> {
-        for name in COLUMNS {
-            let nulls = batch.column_by_name(name).map_or(0, |column| column.null_count());
-            if nulls > 0 {
-                return Err(StageError::failed(format!(
-                    "`{name}` is null in rows of {partition}; a manifest has no nulls"
-                )));
-            }
-        }
-        let places = RecordingPlaces::of(batch, &self.settings.shards)?;
-        let (ids, durations) = (columns::text(batch, "segment_id")?, columns::number(batch, "duration")?);
-        let named = |row: usize, why: String| {
-            StageError::failed(format!("{partition}: the recording of {:?}: {why}", ids.value(row)))
+        let mode = self.settings.audio_of_rows;
+        let read = |group: &[RowPlace], seconds: &[f64]| {
+            let audio = audio_of_rows(group, seconds, mode).into_iter();
+            audio.map(|audio| audio.map_err(Unusable::from)).collect()
         };
-        let places: Vec<RowPlace> = (0..batch.num_rows())
-            .map(|row| places.of_row(row).map_err(|why| named(row, why)))
-            .collect::<Result<_, StageError>>()?;
-        // Rows of one recording follow each other.
-        let mut next = 0;
-        let groups = places.chunk_by(RowPlace::is_of_same_recording).map(|group| {
-            next += group.len();
-            (next - group.len(), group)
-        });
-        let groups: Vec<(usize, &[RowPlace])> = groups.collect();
-        let read = |(first, group): (usize, &[RowPlace])| {
-            let seconds = &durations.values()[first..first + group.len()];
-            audio_of_rows(group, seconds, self.settings.audio_of_rows)
+        let rows = RowsOfPartition {
+            batch,
+            partition,
+            shards: &self.settings.shards,
         };
-        let recordings: Vec<Vec<Result<Audio, AudioError>>> = groups.into_par_iter().map(read).collect();
-        let (mut kept, mut audio) = (Vec::new(), Vec::new());
-        for (row, recording) in recordings.into_iter().flatten().enumerate() {
-            match recording {
-                Ok(recording) => {
-                    kept.push(u32::try_from(row).map_err(StageError::failed)?);
-                    audio.push(recording);
-                }
-                Err(error) => {
-                    let (reason, detail) = refusal(error).map_err(|error| named(row, error.to_string()))?;
-                    refused.add(batch, row, partition, (reason, &detail), set)?;
-                }
-            }
-        }
+        let (batch, audio) = rows.with_recordings(set, refused, read)?;
         let together: usize = audio.iter().map(Audio::len).sum();
         if i32::try_from(together).is_err() {
             let why = format!("it and the next rows have {together} bytes, more than fit into a column (2 GiB)");
-            return Err(named(0, why));
+            let id = columns::text(&batch, "segment_id")?.value(0).to_owned();
+            return Err(StageError::failed(format!(
+                "{partition}: the recording of {id:?}: {why}"
+            )));
         }
-        let batch = match kept.len() == batch.num_rows() {
-            true => batch.clone(),
-            false => take_record_batch(batch, &UInt32Array::from(kept))?,
-        };
         let ids = columns::text(&batch, "segment_id")?;
         let bytes: BinaryArray = audio.iter().map(Audio::bytes).collect();
         let names =

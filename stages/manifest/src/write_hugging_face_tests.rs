@@ -2,72 +2,18 @@ use std::fs;
 use std::fs::File;
 
 use arrow::array::AsArray;
-use arrow::datatypes::{Float64Type, Int64Type};
-use flow_audio::part::decode_row;
-use flow_corpus::ReadSettings;
 use flow_corpus::written_set::REJECTS;
-use flow_layouts::read::Read;
+use flow_kind::event::Events;
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::Value;
 
 use super::*;
+use crate::dataset_test_data::{layout, read, read_with, rows_of, write_as};
 use crate::write::Write;
 
-fn layout(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../layouts/tests/data/layouts")
-        .join(name)
-}
-
-fn read(manifest: &Path, split: &str) -> Output {
-    read_with(manifest, split, &[])
-}
-
-fn read_with(manifest: &Path, split: &str, columns: &[&str]) -> Output {
-    let settings = ReadSettings {
-        columns: columns.iter().map(|pair| (*pair).to_owned()).collect(),
-        manifest: manifest.to_str().unwrap().into(),
-        split: split.into(),
-        ..ReadSettings::default()
-    };
-    Harness::<Read>::new(settings).run().unwrap_or_else(|e| panic!("{e:?}"))
-}
-
-/// Writes rows into inputs of a dataset in `out`.
 fn write(inputs: &[(&str, &Output)], out: &Path, more: &str) -> Result<(), StageError> {
-    let settings = format!("{{out: {:?}, format: huggingface{more}}}", out.to_str().unwrap());
-    let mut harness = Harness::<Write>::from_yaml(&settings)?;
-    for (name, rows) in inputs {
-        harness = harness.input(name, rows.shape.outputs[0].schema.clone());
-        for partition in &rows.partitions {
-            harness = harness.feed(name, partition.as_str(), rows.rows("rows", partition.as_str()));
-        }
-    }
-    harness.run().map(|_| ())
-}
-
-/// Text, language, name and samples of each row.
-fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
-    let rows = output.all_rows("rows");
-    let text = |name: &str, row: usize| columns::text(&rows, name).unwrap().value(row).to_owned();
-    let number = |name: &str, row: usize| {
-        let column = rows.column_by_name(name).unwrap().as_primitive::<Int64Type>();
-        column.is_valid(row).then(|| column.value(row) as u64)
-    };
-    let seconds = |name: &str, row: usize| {
-        let column = rows.column_by_name(name).unwrap().as_primitive::<Float64Type>();
-        column.is_valid(row).then(|| column.value(row))
-    };
-    (0..rows.num_rows())
-        .map(|row| {
-            let range = number("offset", row).zip(number("size", row));
-            let (start, length) = (seconds("start", row).unwrap_or(0.0), seconds("duration", row).unwrap());
-            let path = text("audio_path", row);
-            let signal = decode_row(Path::new(&path), range, start, length, 60.0).unwrap();
-            (text("text", row), text("lang", row), text("segment_id", row), signal)
-        })
-        .collect()
+    write_as("huggingface", inputs, out, more)
 }
 
 fn parquet(path: &Path) -> ParquetRecordBatchReaderBuilder<File> {

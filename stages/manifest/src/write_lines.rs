@@ -240,7 +240,7 @@ impl Lines<'_> {
 ///
 /// # Errors
 /// Where a number is infinite or none, which JSON has not.
-fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
+pub(crate) fn as_json(batch: &RecordBatch, name: &str) -> Result<StringArray, StageError> {
     let failed = |message: String| StageError::failed(format!("column `{name}`: {message}"));
     let column = batch
         .column_by_name(name)

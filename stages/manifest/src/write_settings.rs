@@ -42,6 +42,21 @@ use serde::{Deserialize, Serialize};
 /// written only then, lists them. `statistics.json` and JSON lines are not written, so that the folder can be published
 /// (`flow push`, which leaves out `rejects.parquet`).
 ///
+/// With `format: lhotse` the set has Lhotse's manifests of each split, under the same names of splits: `recordings_train.jsonl.gz`,
+/// `supervisions_train.jsonl.gz` and `cuts_train.jsonl.gz` (`CutSet.from_file`). Each row is a supervision, and a `MonoCut` with this
+/// supervision. Recordings stay where they are, and are named by their absolute paths or URLs, each once, however many rows are parts
+/// of it. They need one channel (`several_channels`), and a file of their own: recordings in tars and tables are an error.
+///
+/// With `format: shar` the set is Lhotse Shar, which holds the recordings: a folder for each split (`CutSet.from_shar(in_dir="OUT/train")`)
+/// with `cuts.000000.jsonl.gz` and `recording.000000.tar` for every `shard_rows` rows. A recording that is FLAC of one channel is there as it is
+/// stored; another one of one channel becomes FLAC of its own rate. Parts of recordings, and recordings of several channels, become FLAC
+/// of 16 kHz and one channel.
+///
+/// In both, `lang` is the supervision's `language`. `speaker` and `gender` of `extra` or `extra_columns` are its own, and all
+/// other keys and columns are in its `custom`, with `source` and `shard_id`. A row that is the whole recording has the recording's duration. Names that
+/// come twice get a number (`name-2`), and those that cannot be names of files in a tar get `_` for some characters; `custom` then has
+/// the row's `segment_id`. Rows whose recordings cannot be read are left out as with `huggingface`.
+///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see
 /// `max_shrink`) is not written, as input data may be missing. An empty set is not written where rows were rejected
@@ -63,7 +78,8 @@ pub struct WriteSettings {
     /// The folder of shards, which is put before `tar_path`. Empty: nothing is added.
     #[serde(default)]
     pub shards: String,
-    /// `parquet` (manifests) or `huggingface` (a dataset with its recordings).
+    /// `parquet` (manifests), `huggingface` (a dataset with its recordings), `lhotse` (manifests of Lhotse) or `shar` (Lhotse's
+    /// shards of cuts and recordings).
     #[serde(default)]
     pub format: Format,
     /// License of a dataset, as the hub calls it (`cc-by-4.0`), for its README.md.
@@ -73,7 +89,10 @@ pub struct WriteSettings {
     /// this machine). Rows that are no file of their own, such as parts of recordings and members of tars, are embedded in both.
     #[serde(default)]
     pub audio_of_rows: AudioOfRows,
-    /// Of a dataset: rows whose recordings cannot be read, as a share of 1, past which nothing is written.
+    /// Rows of a shard of `format: shar`.
+    #[serde(default = "thousand")]
+    pub shard_rows: usize,
+    /// Of all formats but `parquet`: rows whose recordings cannot be read, as a share of 1, past which nothing is written.
     #[serde(default = "half")]
     pub max_unreadable: f64,
     /// Write the manifests as JSON lines too.
@@ -108,6 +127,10 @@ impl WriteSettings {
                 identity["audio_of_rows"] = serde_json::json!(self.audio_of_rows);
             }
         }
+        if matches!(self.format, Format::Lhotse | Format::Shar) {
+            let rows = (self.format == Format::Shar).then_some(self.shard_rows);
+            identity["format"] = serde_json::json!([self.format, rows]);
+        }
         if !self.extra_columns.is_empty() {
             identity["extra_columns"] = serde_json::json!(self.extra_columns);
         }
@@ -124,6 +147,10 @@ pub enum Format {
     Parquet,
     /// A dataset with its recordings.
     Huggingface,
+    /// Recordings, supervisions and cuts of Lhotse.
+    Lhotse,
+    /// Shards of Lhotse's cuts and recordings.
+    Shar,
 }
 
 /// Where the recordings of a dataset are.
@@ -135,6 +162,10 @@ pub enum AudioOfRows {
     Embed,
     /// Where they are.
     Path,
+}
+
+fn thousand() -> usize {
+    1000
 }
 
 fn half() -> f64 {

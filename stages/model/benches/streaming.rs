@@ -17,8 +17,8 @@ use flow_model::{Encoder, ParameterBuilder, Precision, Result};
 /// Milliseconds of audio of an encoded frame.
 const FRAME: f64 = 80.0;
 
-fn config([n_layers, d_model, n_heads, channels, bands]: [usize; 5], left: usize) -> EncoderConfig {
-    let context = ChunkContext { left, right: 0 };
+fn config([n_layers, d_model, n_heads, channels, bands]: [usize; 5], left: Option<usize>) -> EncoderConfig {
+    let context = ChunkContext { left, right: Some(0) };
     EncoderConfig {
         feat_in: bands,
         n_layers,
@@ -66,13 +66,13 @@ fn steps(name: &str, config: &EncoderConfig, precision: Precision, (sessions, st
     let caches: Result<Vec<EncoderCache>> = (0..sessions).map(|_| encoder.cache(&parameters)).collect();
     let (mut caches, mut noise) = (caches?, Noise::new(3));
     // The cache of the attention is full before the measurement begins.
-    let before = config.causal.contexts[0].left + 1;
+    let before = plan.context.rows_kept() + 1;
     let (mut total, mut longest, mut cpu) = (0.0f64, 0.0f64, 0.0f64);
     for step in 0..before + steps {
         let features: Vec<Vec<f32>> = caches
             .iter()
             .map(|cache| {
-                let count = cache.next_chunk(plan.context) * config.feat_in;
+                let count = plan.next_chunk(cache) * config.feat_in;
                 (0..count).map(|_| noise.normal() as f32).collect()
             })
             .collect();
@@ -101,9 +101,9 @@ fn main() -> Result<()> {
         .and_then(|text| text.parse().ok());
     flow_kernels::threads::install(|| {
         println!("{} threads", rayon::current_num_threads());
-        let small = config([2, 40, 4, 16, 80], 70);
+        let small = config([2, 40, 4, 16, 80], Some(70));
         steps("2 layers of width 40", &small, Precision::F32, (1, 7_500))?;
-        let large = config([layers.unwrap_or(24), 1024, 8, 256, 128], 70);
+        let large = config([layers.unwrap_or(24), 1024, 8, 256, 128], Some(70));
         let name = format!("{} layers of width 1024", large.n_layers);
         for precision in [Precision::F32, Precision::Bf16, Precision::Int8] {
             for sessions in [1, 4] {

@@ -61,7 +61,18 @@ impl ModelConfig {
 
     /// Whether the model hears a recording chunk by chunk as it comes, each frame once.
     pub fn is_cache_aware(&self) -> bool {
-        self.encoder.is_cache_aware() && !self.preprocessor.normalized
+        self.streamed_contexts().is_ok()
+    }
+
+    /// The contexts in which it does, the default one first; at least one.
+    ///
+    /// # Errors
+    /// Where there is none; they say why.
+    pub fn streamed_contexts(&self) -> Result<Vec<ChunkContext>> {
+        match self.preprocessor.normalized {
+            true => Err(EncoderConfig::not_cache_aware()),
+            false => self.encoder.streamed_contexts(),
+        }
     }
 
     /// What the heads are called: `TDT`, `RNN-T`, `CTC`, or two of them.

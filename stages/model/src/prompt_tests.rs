@@ -85,10 +85,7 @@ fn streams_with_a_prompt_are_nemos() {
     model.set_language(Some("de-DE")).unwrap();
     for (name, case) in facts["streaming_prompt_de_DE_utt1"].as_object().unwrap() {
         let (left, right) = name.split_once('_').unwrap();
-        let context = ChunkContext {
-            left: left.parse().unwrap(),
-            right: right.parse().unwrap(),
-        };
+        let context = ChunkContext::limited(left.parse().unwrap(), right.parse().unwrap());
         let plan = model.chunk_plan(context).unwrap();
         let mut stream = model.chunk_stream().unwrap();
         let next = NextSamples {

@@ -8,7 +8,10 @@ use candle_core::{DType, Device, Tensor};
 use flow_kernels::Noise;
 use flow_model::allocation::{Count, Counted};
 use flow_model::checkpoint::{OpenModel, TensorEntry, write_adapter};
+use flow_model::config::{AttentionContext, CausalConfig, ChunkContext, EncoderConfig};
 use flow_model::decoding_memory::{WeightParts, batch_bytes, weight_bytes};
+use flow_model::encoder::Encoder;
+use flow_model::encoder::cached::stream_bytes;
 use flow_model::joint::{Joint, JointSizes};
 use flow_model::loss::TdtLoss;
 use flow_model::model::TdtModel;
@@ -113,6 +116,74 @@ fn the_memory_of_decoding_is_that_of_the_whole_model() {
                 assert!(
                     (0.95..1.1).contains(&(predicted / needed)),
                     "{weights:?}, {precision:?}, {window} s: {predicted} predicted, {needed} needed"
+                );
+            }
+        }
+    });
+}
+
+/// What is kept of a recording that comes in chunks grows to a bound, also where the context has no limit.
+#[test]
+fn the_memory_of_a_stream_is_bounded() {
+    alone(|| {
+        let contexts = [(Some(70), 0), (Some(70), 13), (None, 200)];
+        let contexts = contexts.map(|(left, right)| ChunkContext {
+            left,
+            right: Some(right),
+        });
+        let config = EncoderConfig {
+            feat_in: 8,
+            n_layers: 1,
+            d_model: 16,
+            use_bias: false,
+            subsampling_conv_channels: 2,
+            ff_expansion_factor: 1,
+            n_heads: 1,
+            attention_context: AttentionContext::Chunks(contexts[0]),
+            xscaling: false,
+            conv_kernel_size: 5,
+            causal: CausalConfig {
+                subsampling: true,
+                convolution: true,
+                layer_norm: true,
+                contexts: contexts.to_vec(),
+                probabilities: Vec::new(),
+            },
+            dropout: 0.0,
+            dropout_pre_encoder: 0.0,
+            dropout_emb: 0.0,
+            dropout_att: 0.0,
+        };
+        let mut builder = ParameterBuilder::random(DType::F32, Device::Cpu, 1);
+        let encoder = Encoder::new(&config, "encoder", &mut builder).unwrap();
+        let (parameters, _) = builder.finish();
+        for context in contexts {
+            let (of_stream, _) = stream_bytes(&config, context).unwrap();
+            let plan = encoder.chunk_plan(&parameters, context).unwrap();
+            let hear = |rows: usize| {
+                let mut cache = encoder.cache(&parameters).unwrap();
+                let mut frames = 0;
+                while frames < rows {
+                    let features = vec![0.1; plan.next_chunk(&cache) * config.feat_in];
+                    let step = &mut [(&mut cache, &features[..])];
+                    let encoded = encoder.step(&parameters, &plan, step).unwrap();
+                    frames += encoded[0].dim(0).unwrap();
+                }
+                cache
+            };
+            // Positions, and buffers of threads that multiply.
+            let longest = context.rows_kept() + 700;
+            drop(hear(longest));
+            for rows in [context.rows_kept() + 201, longest] {
+                let count = Count::begin().expect("nobody else counts");
+                let cache = hear(rows);
+                let held = count.held() as f64;
+                drop((count, cache));
+                // Tensors have shapes and places beside their values.
+                let predicted = of_stream as f64;
+                assert!(
+                    0.5 * predicted < held && held < predicted + 4e3,
+                    "{context}, {rows}: {held} of {predicted}"
                 );
             }
         }

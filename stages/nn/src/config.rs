@@ -49,23 +49,41 @@ pub enum AttentionContext {
 
 /// The context of a cache-aware encoder (NeMo's `chunked_limited`): frames are in chunks of `right + 1`, and a frame sees its own
 /// chunk and `left` frames before it, a multiple of the chunk. So a chunk can be encoded once it is there, `right` frames after
-/// its first one.
+/// its first one. What is `None` (NeMo's -1) has no limit; without a limit to the right there are no chunks, and a frame sees
+/// `left` frames before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkContext {
-    pub left: usize,
-    pub right: usize,
+    pub left: Option<usize>,
+    pub right: Option<usize>,
 }
 
 impl ChunkContext {
-    /// Frames of a chunk.
-    pub fn size(self) -> usize {
-        self.right + 1
+    /// Chunks that are seen before a frame's own where `left` has no limit, and rows that a stream keeps of them: NeMo's numbers.
+    pub const MOST_LEFT: usize = 10_000;
+
+    /// One with both limits.
+    pub fn limited(left: usize, right: usize) -> Self {
+        ChunkContext {
+            left: Some(left),
+            right: Some(right),
+        }
+    }
+
+    /// Frames of a chunk; none where a frame sees all that follow, so that a recording cannot be encoded chunk by chunk.
+    pub fn chunk(self) -> Option<usize> {
+        Some(self.right? + 1)
+    }
+
+    /// Rows before a chunk that a stream keeps at most.
+    pub fn rows_kept(self) -> usize {
+        self.left.unwrap_or(Self::MOST_LEFT)
     }
 }
 
 impl fmt::Display for ChunkContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{}, {}]", self.left, self.right)
+        let [left, right] = [self.left, self.right].map(|side| side.map_or("-1".into(), |side| side.to_string()));
+        write!(f, "[{left}, {right}]")
     }
 }
 
@@ -127,17 +145,55 @@ impl EncoderConfig {
         if self.causal.contexts.contains(&context) {
             return Ok(());
         }
-        let known: Vec<String> = self.causal.contexts.iter().map(ToString::to_string).collect();
         Err(Error::Input(format!(
             "the context {context} is not one of the model's: {}",
-            known.join(", ")
+            named(&self.causal.contexts)
         )))
     }
 
-    /// Whether a recording can be encoded chunk by chunk, each frame once.
-    pub fn is_cache_aware(&self) -> bool {
-        self.causal.subsampling && self.causal.convolution && !self.causal.contexts.is_empty()
+    /// The contexts in which a recording can be encoded chunk by chunk, each frame once, the default one first; at least one.
+    ///
+    /// # Errors
+    /// Where there is none; they say why.
+    pub fn streamed_contexts(&self) -> Result<Vec<ChunkContext>> {
+        let contexts = &self.causal.contexts;
+        if !self.causal.subsampling || !self.causal.convolution || contexts.is_empty() {
+            return Err(Self::not_cache_aware());
+        }
+        let streamed: Vec<_> = contexts.iter().filter(|context| context.right.is_some()).collect();
+        match streamed.is_empty() {
+            false => Ok(streamed.into_iter().copied().collect()),
+            true => Err(Error::Input(format!(
+                "the model hears whole recordings, or windows of them: in its contexts, {}, a frame sees all that follow",
+                named(contexts)
+            ))),
+        }
     }
+
+    /// Says that a model hears no recording chunk by chunk.
+    pub fn not_cache_aware() -> Error {
+        Error::Input("the model is not cache-aware: it hears whole recordings, or windows of them".into())
+    }
+
+    /// Frames of a chunk of one of [`EncoderConfig::streamed_contexts`].
+    ///
+    /// # Errors
+    /// Where it is none of them.
+    pub fn check_streamed(&self, context: ChunkContext) -> Result<usize> {
+        let streamed = self.streamed_contexts()?;
+        self.check_context(context)?;
+        context.chunk().ok_or_else(|| {
+            Error::Input(format!(
+                "a recording cannot be heard chunk by chunk in the context {context}, in which a frame sees all that follow, but in {}",
+                named(&streamed)
+            ))
+        })
+    }
+}
+
+fn named(contexts: &[ChunkContext]) -> String {
+    let names: Vec<String> = contexts.iter().map(ToString::to_string).collect();
+    names.join(", ")
 }
 
 /// A linear adapter behind each layer of the encoder.

@@ -31,6 +31,7 @@ pub mod speech;
 pub mod stages;
 pub mod tones;
 pub mod turns;
+pub mod voices;
 mod weights;
 pub mod wespeaker;
 

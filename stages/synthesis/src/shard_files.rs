@@ -12,44 +12,18 @@ use parquet::file::properties::WriterProperties;
 
 use super::clip::Clip;
 use flow_audio::AudioError;
+use flow_audio::tar_write::{self, BLOCK};
 
-/// Bytes of a tar's header, and of what everything in it is rounded up to.
-const BLOCK: usize = 512;
-
-/// A tar (ustar) of recordings, and where in it each one is, in bytes. Without owners and times, so that the same
-/// recordings give the same bytes.
+/// A tar of recordings, and where in it each one is, in bytes.
 pub fn tar<'a>(members: impl Iterator<Item = (&'a str, &'a [u8])>) -> Result<(Vec<u8>, Vec<u64>), AudioError> {
     let mut bytes = Vec::new();
     let mut offsets = Vec::new();
     for (name, data) in members {
-        let mut header = [0u8; BLOCK];
-        // 11 octal digits.
-        let fits = data.len() < 1 << 33 && name.len() <= 100;
-        let fields = [
-            (0, name.to_owned()),
-            (100, "0000644\0".to_owned()),
-            (108, "0000000\0".to_owned()),
-            (116, "0000000\0".to_owned()),
-            (124, format!("{:011o}\0", data.len())),
-            (136, format!("{:011o}\0", 0)),
-            (148, " ".repeat(8)),
-            (156, "0".to_owned()),
-            (257, "ustar\x0000".to_owned()),
-        ];
-        for (at, text) in fields {
-            match header.get_mut(at..at + text.len()) {
-                Some(field) if fits => field.copy_from_slice(text.as_bytes()),
-                _ => return Err(AudioError::Shard(format!("`{name}` does not fit into a tar"))),
-            }
-        }
-        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        bytes.extend_from_slice(&header);
-        offsets.push(bytes.len() as u64);
-        bytes.extend_from_slice(data);
-        bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+        let written = tar_write::write_member(&mut bytes, name, data);
+        written.map_err(|why| AudioError::Shard(format!("`{name}` does not fit into a tar: {why}")))?;
+        offsets.push((bytes.len() - data.len().next_multiple_of(BLOCK)) as u64);
     }
-    bytes.resize(bytes.len() + 2 * BLOCK, 0);
+    bytes.extend_from_slice(&tar_write::END);
     Ok((bytes, offsets))
 }
 
@@ -140,6 +114,6 @@ mod tests {
             std::io::Read::read_to_end(&mut entry, &mut found).unwrap();
             assert_eq!((entry.path_bytes().as_ref(), &found), (name.as_bytes(), data));
         }
-        assert!(tar([("n".repeat(101).as_str(), &b""[..])].into_iter()).is_err());
+        assert!(tar([("n\0", &b""[..])].into_iter()).is_err());
     }
 }

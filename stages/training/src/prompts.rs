@@ -2,58 +2,14 @@
 
 use std::collections::BTreeMap;
 
+pub use flow_evaluation::prompts::{PromptMode, PromptSettings};
 use flow_kernels::Noise;
 use flow_kind::{Artifact, StageError};
 use flow_model::ModelConfig;
 use flow_model::config::PromptConfig;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
 use crate::transcripts::Transcripts;
-
-/// How the language prompts of rows are chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct PromptSettings {
-    /// Which prompt a row has in training.
-    pub default_prompt_mode: PromptMode,
-    /// With `unified`: the probability of `auto`.
-    pub unified_auto_ratio: f64,
-    /// Prompts of values of `lang`: `{hi: hi-IN}`. Others have the prompt of their name, or else the first one of the same language
-    /// before the region; rows without a language have `auto`.
-    pub prompt_of: BTreeMap<String, String>,
-}
-
-impl Default for PromptSettings {
-    fn default() -> Self {
-        PromptSettings {
-            default_prompt_mode: PromptMode::Unified,
-            unified_auto_ratio: 0.5,
-            prompt_of: BTreeMap::new(),
-        }
-    }
-}
-
-impl PromptSettings {
-    pub fn is_default(&self) -> bool {
-        *self == PromptSettings::default()
-    }
-}
-
-/// NeMo's modes of prompts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum PromptMode {
-    /// That of its language.
-    #[serde(rename = "langID")]
-    LangId,
-    /// `auto`, by which the model finds out the language.
-    #[serde(rename = "auto")]
-    Auto,
-    /// `auto` with the probability `unified_auto_ratio`, else that of its language; drawn for each row of each step from the seed.
-    #[serde(rename = "unified")]
-    Unified,
-}
 
 /// The prompts of rows for a model.
 #[derive(Clone, Debug)]
@@ -79,11 +35,8 @@ impl RowPrompts {
                 false => Err(TrainingError::setting("prompts", "the model has no language prompts")),
             };
         };
-        for (language, name) in &settings.prompt_of {
-            if let Err(error) = prompt.find(name) {
-                let path = format!("prompts.prompt_of.{language}");
-                return Err(TrainingError::setting(path, error));
-            }
+        if let Err((name, why)) = settings.check(prompt) {
+            return Err(TrainingError::setting(name, why));
         }
         if settings.default_prompt_mode != PromptMode::LangId && prompt.default_prompt().is_none() {
             let why = "the model has no prompt `auto`: write `default_prompt_mode: langID`";
@@ -101,14 +54,7 @@ impl RowPrompts {
     /// # Errors
     /// Where the model has none for it; with `auto` it is not asked for.
     pub fn evaluated(&self, language: &str) -> Result<usize, String> {
-        let named = self.settings.prompt_of.get(language);
-        let language = named.map_or(language, String::as_str);
-        let auto = self.settings.default_prompt_mode == PromptMode::Auto;
-        if auto || language.is_empty() {
-            let auto = self.prompt.default_prompt();
-            return auto.ok_or_else(|| "a row has no language, and the model has no prompt `auto`".into());
-        }
-        self.prompt.find(language).map_err(|error| error.to_string())
+        self.settings.of_language(&self.prompt, language)
     }
 
     /// The number of the prompt with which a segment of a language is trained in a step.

@@ -6,6 +6,7 @@ use candle_core::{DType, Device};
 use flow_evaluation::decode::BATCH_SECONDS;
 use flow_model::ModelConfig;
 use flow_model::allocation::{Count, Counted};
+use flow_model::config::{AttentionContext, ChunkContext};
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_nn::lora::LoraConfig;
 use flow_training::average::MovingAverage;
@@ -312,7 +313,32 @@ fn what_is_predicted_is_taken() {
     );
     assert_eq!(largest_batch(&config, &base, &assumed, 1_000_000).expect("needs"), None);
     largest_of_each_bucket(&config, &base);
+    the_widest_context_counts(&config, &base);
     a_trial_is_noted_and_not_made_again(&config, &base);
+}
+
+/// Training draws one of several contexts: what it needs is what the one that sees most needs.
+fn the_widest_context_counts(config: &ModelConfig, base: &ResolvedSettings) {
+    let shape = BatchShape {
+        utterances: 3,
+        seconds: 20.0,
+        tokens: 20,
+    };
+    let in_contexts = |contexts: &[(Option<usize>, Option<usize>)]| {
+        let contexts: Vec<_> = (contexts.iter())
+            .map(|&(left, right)| ChunkContext { left, right })
+            .collect();
+        let mut config = config.clone();
+        config.encoder.attention_context = AttentionContext::Chunks(contexts[0]);
+        config.encoder.causal.contexts = contexts;
+        needs(&config, base, &[shape]).activations
+    };
+    let (narrow, wide) = ((Some(8), Some(1)), (None, None));
+    let all = in_contexts(&[wide]);
+    assert!(in_contexts(&[narrow]) < all);
+    for mixed in [[narrow, wide, narrow], [narrow, narrow, wide], [wide, narrow, narrow]] {
+        assert_eq!(in_contexts(&mixed), all);
+    }
 }
 
 /// What a check measured serves the next one, unless the model, the settings or the note are others.

@@ -7,7 +7,9 @@ use arrow::array::{
     ArrayRef, AsArray, Float32Builder, Float64Array, Int32Array, ListBuilder, RecordBatch, StringArray, UInt32Array,
 };
 use candle_core::{DType, Device};
+use flow_evaluation::decode::{DecodeSettings, EvaluationDecode};
 use flow_kind::StageError;
+use flow_kind::event::Event;
 use flow_model::ModelConfig;
 use flow_model::Weights;
 use flow_model::model::{MicroBatch, TdtModel};
@@ -32,7 +34,7 @@ encoder:
   {{feat_in: 16, n_layers: 2, d_model: 16, n_heads: 2, use_bias: false, xscaling: false, conv_kernel_size: 5,
    subsampling: dw_striding, subsampling_factor: 8, subsampling_conv_channels: 4, dropout: 0.1, dropout_pre_encoder: 0.1,
    dropout_emb: 0.0, dropout_att: 0.1, causal_downsampling: true, conv_context_size: causal, conv_norm_type: layer_norm,
-   att_context_style: chunked_limited, att_context_size: [[8, 3], [8, 0]]}}
+   att_context_style: chunked_limited, att_context_size: [[8, 3], [8, 0], [-1, 3], [-1, -1]]}}
 decoder: {{vocab_size: {size}, prednet: {{pred_hidden: 8, pred_rnn_layers: 1}}}}
 joint: {{jointnet: {{joint_hidden: 8}}}}
 loss: {{loss_name: default}}
@@ -265,6 +267,77 @@ fn rows_are_validated_by_their_languages_and_the_archive_decodes_alike() {
         heard.push(values);
     }
     assert!(heard[0] != heard[1] && heard[1] != heard[2]);
+}
+
+/// The hypotheses of the two rows, and whether there was a warning that names the language of the second one.
+fn decoded(model: &Path, prompts: PromptSettings, language: &str) -> Result<(Vec<String>, bool), StageError> {
+    let settings = DecodeSettings {
+        model: model.to_string_lossy().into_owned(),
+        prompts,
+        ..DecodeSettings::default()
+    };
+    let rows = rows(language);
+    let output = Harness::<EvaluationDecode>::new(settings)
+        .input("rows", rows.schema())
+        .feed("rows", "en/en_0", rows)
+        .run()?;
+    let transcripts = output.rows("transcripts", "all");
+    let texts = transcripts
+        .column_by_name("hypothesis")
+        .expect("texts")
+        .as_string::<i32>();
+    let warned = output.events.iter().any(|event| match event {
+        Event::Warning { message, .. } => message.contains(&format!("{language} (1 rows)")),
+        _ => false,
+    });
+    Ok((texts.iter().flatten().map(str::to_owned).collect(), warned))
+}
+
+/// Rows of one batch, each with the prompt of its language.
+#[test]
+fn rows_are_decoded_by_their_languages() {
+    let place = tempfile::tempdir().expect("folder");
+    let path = PathBuf::from(init(place.path(), true));
+    let mut model = TdtModel::load(&path, DType::F32, &Device::Cpu).expect("the model");
+    let of_rows = rows("hi");
+    let paths = of_rows.column_by_name("audio_path").expect("paths").as_string::<i32>();
+    let signals: Vec<Vec<f32>> = (paths.iter().flatten())
+        .map(|path| flow_audio::decode::decode(&std::fs::read(path).expect("a recording"), 60.0).expect("samples"))
+        .collect();
+    // Both in one batch, as they are decoded.
+    let signals: Vec<&[f32]> = signals.iter().map(Vec::as_slice).collect();
+    let [en, hi, auto] = ["en", "hi", "auto"].map(|language| {
+        model.set_language(Some(language)).expect("a prompt");
+        let found = model.transcribe(&signals).expect("texts").into_iter();
+        found.map(|found| found.text).collect::<Vec<_>>()
+    });
+    assert!(
+        en[1] != hi[1] && hi[1] != auto[1] && en[0] != auto[0],
+        "{en:?} {hi:?} {auto:?}"
+    );
+    let decode = |prompts: PromptSettings, language: &str| decoded(&path, prompts, language);
+    let [first, auto_first] = [&en[0], &auto[0]].map(Clone::clone);
+    let by_language = vec![first.clone(), hi[1].clone()];
+    for prompts in [PromptSettings::default(), with_mode(PromptMode::LangId)] {
+        assert_eq!(decode(prompts, "hi").expect("decoded"), (by_language.clone(), false));
+    }
+    let all_auto = (vec![auto_first, auto[1].clone()], false);
+    assert_eq!(decode(with_mode(PromptMode::Auto), "hi").expect("decoded"), all_auto);
+    // A language without a prompt.
+    let found = decode(PromptSettings::default(), "ta").expect("decoded");
+    assert_eq!(found, (vec![first, auto[1].clone()], true));
+    let mut mapped = PromptSettings::default();
+    mapped.prompt_of.insert("ta".into(), "hi-IN".into());
+    assert_eq!(decode(mapped.clone(), "ta").expect("decoded"), (by_language, false));
+    mapped.prompt_of.insert("xx".into(), "xx-XX".into());
+    let error = decode(mapped, "ta").expect_err("no such prompt");
+    assert!(error.to_string().contains("`xx-XX`"), "{error}");
+    assert!(matches!(error, StageError::Setting { path, .. } if path == "prompts.prompt_of.xx"));
+    // A model without prompts.
+    let without = PathBuf::from(init(place.path(), false));
+    decoded(&without, PromptSettings::default(), "hi").expect("decoded");
+    let error = decoded(&without, with_mode(PromptMode::LangId), "hi").expect_err("no prompts");
+    assert!(error.to_string().contains("no language prompts"), "{error}");
 }
 
 #[test]

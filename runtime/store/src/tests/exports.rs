@@ -269,6 +269,26 @@ fn a_set_that_would_shrink_is_seen_before_it_is_in_place() {
 }
 
 #[test]
+fn rows_that_were_noted_of_a_file_are_guarded() {
+    let root = TempDir::new().unwrap();
+    let begin = |version, rows| {
+        let mut set = ExportSet::begin(root.path(), "flow.json", key(version), "test", Path::new("")).unwrap();
+        std::fs::write(set.file("lines.jsonl.gz").unwrap(), b"packed").unwrap();
+        set.note_rows("lines.jsonl.gz", rows);
+        set.guard_rows("lines", vec!["lines.jsonl.gz".into()], rows, 0.5);
+        set
+    };
+    begin(1, 200).finish().unwrap();
+    assert_eq!(begin(2, 100).shrunk(), []);
+    let shrunk = Shrunk {
+        what: "lines",
+        before: 200,
+        now: 99,
+    };
+    assert_eq!(begin(2, 99).shrunk(), [shrunk]);
+}
+
+#[test]
 fn a_set_of_something_else_is_not_replaced() {
     let root = TempDir::new().unwrap();
     let folder = root.path().join("out");

@@ -42,7 +42,7 @@ fn config() -> EncoderConfig {
 
 /// The configuration of a cache-aware model.
 fn causal() -> EncoderConfig {
-    let context = ChunkContext { left: 4, right: 1 };
+    let context = ChunkContext::limited(4, 1);
     EncoderConfig {
         attention_context: AttentionContext::Chunks(context),
         causal: CausalConfig {
@@ -54,6 +54,10 @@ fn causal() -> EncoderConfig {
         },
         ..config()
     }
+}
+
+fn unlimited(left: Option<usize>, right: Option<usize>) -> ChunkContext {
+    ChunkContext { left, right }
 }
 
 const TIME: usize = 19;
@@ -125,6 +129,7 @@ fn sees(context: Context, query: usize, key: usize) -> bool {
     match context {
         Context::All => true,
         Context::Band(width) => query.abs_diff(key) <= width,
+        Context::From(left) => query.saturating_sub(key) <= left,
         Context::Chunks { size, left } => (query / size)
             .checked_sub(key / size)
             .is_some_and(|chunks| chunks <= left),
@@ -368,7 +373,9 @@ fn attention_with_each_context() {
         for context in [
             AttentionContext::Full,
             AttentionContext::Band(3),
-            AttentionContext::Chunks(ChunkContext { left: 4, right: 1 }),
+            AttentionContext::Chunks(ChunkContext::limited(4, 1)),
+            AttentionContext::Chunks(unlimited(None, Some(3))),
+            AttentionContext::Chunks(unlimited(Some(5), None)),
         ] {
             let (module, parameters) = declared(dtype, |builder| Attention::new("att", &config(), builder));
             let frames = frames(context);

@@ -217,23 +217,27 @@ fn contexts(section: &Section, kernel: usize) -> Result<(AttentionContext, Causa
 /// The style of `att_context_size` that is for chunks.
 pub(super) const CHUNKED: &str = "chunked_limited";
 
-/// One pair `[left, right]`, or a list of them, at least one.
+/// One pair `[left, right]`, or a list of them, at least one; -1 is no limit.
 fn chunk_contexts(section: &Section) -> Result<Vec<ChunkContext>> {
     let key = section.key("att_context_size");
-    let expected = "a pair [left, right] or a list of them, with left a multiple of right + 1, both at most 100000";
+    let expected =
+        "a pair [left, right] or a list of them: each -1 (no limit) or from 0 to 100000, left a multiple of right + 1";
     let Some(value) = section.get("att_context_size")? else {
         return Err(Error::Config(format!("`{key}` is missing: expected {expected}")));
     };
     let pair = |value: &Value| -> Option<ChunkContext> {
-        let number = |value: &Value| {
-            usize::try_from(value.as_u64()?)
-                .ok()
-                .filter(|&number| number <= 100_000)
+        let limit = |value: &Value| match value.as_i64()? {
+            -1 => Some(None),
+            number => Some(Some(usize::try_from(number).ok().filter(|&number| number <= 100_000)?)),
         };
         match value.as_sequence()?.as_slice() {
             [left, right] => {
-                let (left, right) = (number(left)?, number(right)?);
-                (left % (right + 1) == 0).then_some(ChunkContext { left, right })
+                let context = ChunkContext {
+                    left: limit(left)?,
+                    right: limit(right)?,
+                };
+                let is_whole = |left: usize| context.chunk().is_none_or(|chunk| left.is_multiple_of(chunk));
+                context.left.is_none_or(is_whole).then_some(context)
             }
             _ => None,
         }

@@ -82,11 +82,9 @@ impl ModelConfig {
             AttentionContext::Full => ("rel_pos", vec![-1, -1].into()),
             AttentionContext::Band(width) => ("rel_pos_local_attn", pair(width, width)),
             AttentionContext::Chunks(_) => {
-                let pairs = e
-                    .causal
-                    .contexts
-                    .iter()
-                    .map(|context| pair(context.left, context.right));
+                let side = |limit: Option<usize>| limit.map_or(Value::from(-1), Value::from);
+                let contexts = e.causal.contexts.iter();
+                let pairs = contexts.map(|context| Value::from(vec![side(context.left), side(context.right)]));
                 ("rel_pos", Value::from(pairs.collect::<Vec<_>>()))
             }
         };

@@ -338,7 +338,7 @@ fn gradients_of(
 
 #[test]
 fn every_gradient_agrees_with_finite_differences_in_f64() {
-    let chunks = ChunkContext { left: 2, right: 1 };
+    let chunks = ChunkContext::limited(2, 1);
     let causal = |convolution: bool| CausalConfig {
         subsampling: true,
         convolution,
@@ -347,11 +347,14 @@ fn every_gradient_agrees_with_finite_differences_in_f64() {
         probabilities: Vec::new(),
     };
     let none = CausalConfig::default;
+    let no_limit = |left, right| AttentionContext::Chunks(ChunkContext { left, right });
     for (context, causal) in [
         (AttentionContext::Full, none()),
         (AttentionContext::Band(1), none()),
         (AttentionContext::Chunks(chunks), causal(true)),
         (AttentionContext::Chunks(chunks), causal(false)),
+        (no_limit(None, Some(1)), causal(true)),
+        (no_limit(Some(1), None), causal(true)),
     ] {
         let (encoder, parameters, features, lengths) = tiny(context, causal);
         let mut noise = Noise::new(8);

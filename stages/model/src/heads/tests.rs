@@ -864,10 +864,7 @@ fn a_training_step_of_a_streaming_model_has_nemos_losses_and_all_gradients() {
     let [left, right] = numbers(&facts["att_context_size"])[..] else {
         panic!("no context");
     };
-    let context = ChunkContext {
-        left: left as usize,
-        right: right as usize,
-    };
+    let context = ChunkContext::limited(left as usize, right as usize);
     config.encoder.check_context(context).unwrap();
     let all = config.encoder.causal.contexts.clone();
     for dtype in [DType::F64, DType::F32] {
@@ -905,4 +902,16 @@ fn a_training_step_of_a_streaming_model_has_nemos_losses_and_all_gradients() {
     assert_eq!(drawn[..4], (0..4).map(|seed| loss(&config, seed)).collect::<Vec<_>>());
     config.encoder.causal.contexts = vec![all[all.len() - 1]];
     assert_eq!(last, loss(&config, 3));
+    // Contexts without a limit are drawn among others.
+    let no_limit = [(None, Some(1)), (None, None), (Some(2), None)].map(|(left, right)| ChunkContext { left, right });
+    let each = [all[0], no_limit[0], no_limit[1], no_limit[2]].map(|context| {
+        config.encoder.causal.contexts = vec![context];
+        loss(&config, 1)
+    });
+    config.encoder.causal.contexts = vec![all[0], no_limit[0], no_limit[1], no_limit[2]];
+    let drawn: Vec<f64> = (0..16).map(|seed| loss(&config, seed)).collect();
+    for (index, one) in each.iter().enumerate() {
+        assert!(drawn.contains(one) && !each[..index].contains(one), "{index}");
+    }
+    assert!(drawn.iter().all(|loss| each.contains(loss)));
 }

@@ -1,5 +1,5 @@
 //! Recordings that a cache-aware model hears as they come: features, encoder and greedy search, each with what it keeps, so that
-//! every frame goes through the encoder once and memory does not grow.
+//! every frame goes through the encoder once and memory is bounded.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -63,13 +63,9 @@ impl TdtModel {
     /// Prepares the model to hear recordings in one of its contexts.
     ///
     /// # Errors
-    /// Where the model is not cache-aware, normalises its features, or does not know the context.
+    /// Where the model is not cache-aware, normalises its features, does not know the context, or sees all that follows in it.
     pub fn chunk_plan(&self, context: ChunkContext) -> Result<ChunkPlan> {
-        if !self.config.is_cache_aware() {
-            return Err(Error::Input(
-                "the model is not cache-aware: it cannot hear a recording chunk by chunk".into(),
-            ));
-        }
+        self.config.streamed_contexts()?;
         self.encoder.chunk_plan(&self.parameters, context)
     }
 
@@ -140,7 +136,7 @@ impl TdtModel {
                 .enumerate()
                 .filter_map(|(index, (stream, next))| {
                     let there = stream.waiting.len() / bands;
-                    let whole = stream.cache.next_chunk(plan.context);
+                    let whole = plan.next_chunk(&stream.cache);
                     let frames = if next.is_last { there.min(whole) } else { whole };
                     (frames > 0 && frames <= there).then_some((index, frames))
                 })

@@ -8,7 +8,8 @@ use flow_kernels::testing::max_difference;
 use serde_json::Value;
 
 use super::*;
-use crate::config::ModelConfig;
+use crate::checkpoint::OpenModel;
+use crate::config::{AttentionContext, ModelConfig};
 use crate::decoding::DecodingSettings;
 use crate::heads::HeadKind;
 use crate::testing::golden;
@@ -38,7 +39,8 @@ fn numbers(value: &Value) -> Vec<u32> {
 
 /// As the golden data name a context.
 fn key(context: ChunkContext) -> String {
-    format!("{}_{}", context.left, context.right)
+    let [left, right] = [context.left, context.right].map(Option::unwrap);
+    format!("{left}_{right}")
 }
 
 fn near(name: &str, found: &Tensor, expected: &Tensor) {
@@ -72,7 +74,7 @@ fn features(model: &TdtModel, wave: &[f32]) -> Vec<f32> {
 fn nemos_chunks(context: ChunkContext, frames: usize) -> Vec<usize> {
     let (mut chunks, mut left) = (Vec::new(), frames);
     loop {
-        let whole = if chunks.is_empty() { 1 } else { 8 } + 8 * context.right;
+        let whole = if chunks.is_empty() { 1 } else { 8 } + 8 * context.right.unwrap();
         let least = if chunks.is_empty() { 1 } else { 8 };
         if left < least {
             return chunks;
@@ -91,7 +93,10 @@ fn settings_are_read_and_written_back() {
     assert_eq!(config.heads(), "RNN-T and CTC");
     let contexts: Vec<[usize; 2]> = serde_json::from_value(facts()["contexts"].clone()).unwrap();
     let found = config.encoder.causal.contexts.iter();
-    assert_eq!(found.map(|c| [c.left, c.right]).collect::<Vec<_>>(), contexts);
+    assert_eq!(
+        found.map(|c| [c.left.unwrap(), c.right.unwrap()]).collect::<Vec<_>>(),
+        contexts
+    );
     for yaml in [config.to_nemo_yaml().unwrap(), config.to_nemo_archive_yaml().unwrap()] {
         let again = ModelConfig::from_nemo_yaml(&yaml).unwrap();
         assert_eq!(
@@ -120,7 +125,7 @@ fn settings_are_read_and_written_back() {
     let left = format!("- - {}\n", contexts[0][0]);
     for (from, to, expected) in [
         (&left[..], "- - 71\n", "encoder.att_context_size"),
-        (&left, "- - -1\n", "encoder.att_context_size"),
+        (&left, "- - -2\n", "encoder.att_context_size"),
         (&left, "- - 99999999999999\n", "encoder.att_context_size"),
         (
             "chunked_limited",
@@ -151,6 +156,154 @@ fn settings_are_read_and_written_back() {
     ] {
         let error = changed(from, to);
         assert!(error.contains(expected), "{to}: {error}");
+    }
+}
+
+/// The model with other contexts, the first of which is that of whole recordings.
+fn model_in(contexts: &[(Option<usize>, Option<usize>)]) -> TdtModel {
+    let opened = OpenModel::open(&golden::file_of(SET, "model.nemo")).unwrap();
+    let mut config = ModelConfig::from_nemo_yaml(&opened.config_yaml).unwrap();
+    let contexts = contexts.iter().map(|&(left, right)| ChunkContext { left, right });
+    config.encoder.causal.contexts = contexts.collect();
+    config.encoder.attention_context = AttentionContext::Chunks(config.encoder.causal.contexts[0]);
+    TdtModel::from_open(opened, config, DType::F32, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn contexts_without_limits_are_read_and_written_back() {
+    let yaml = model().config.to_nemo_yaml().unwrap();
+    let begin = yaml.find("  att_context_size:\n").unwrap();
+    let end = begin + yaml[begin..].find("  att_context_style").unwrap();
+    let read = |list: &str| {
+        let yaml = format!("{}  att_context_size: {list}\n{}", &yaml[..begin], &yaml[end..]);
+        ModelConfig::from_nemo_yaml(&yaml)
+    };
+    for (list, streamed) in [
+        (
+            "[[-1, -1], [70, 13], [-1, 13], [-1, 0], [70, -1]]",
+            "[70, 13] [-1, 13] [-1, 0]",
+        ),
+        ("[-1, 6]", "[-1, 6]"),
+        ("[[-1, 6]]", "[-1, 6]"),
+        ("[-1, -1]", ""),
+        ("[[0, -1], [-1, -1]]", ""),
+    ] {
+        let config = read(list).unwrap();
+        let names = |contexts: &[ChunkContext]| contexts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let all = names(&config.encoder.causal.contexts).join(", ");
+        assert_eq!(
+            format!("[{all}]").replace("[[", "[").replace("]]", "]"),
+            list.replace("[[", "[").replace("]]", "]")
+        );
+        let found = config.streamed_contexts();
+        assert_eq!(names(found.as_deref().unwrap_or_default()).join(" "), streamed);
+        assert_eq!(config.is_cache_aware(), !streamed.is_empty());
+        if let Err(why) = found {
+            assert!(why.to_string().contains("[-1, -1]"), "{why}");
+        }
+        let again = ModelConfig::from_nemo_yaml(&config.to_nemo_yaml().unwrap()).unwrap();
+        assert_eq!(again.encoder, config.encoder);
+        let again: ModelConfig = serde_json::from_value(serde_json::to_value(&config).unwrap()).unwrap();
+        assert_eq!(again.encoder, config.encoder);
+    }
+    for wrong in [
+        "[-2, 0]",
+        "[-1, -2]",
+        "[-1]",
+        "[-1, 0, 0]",
+        "[-1, 100001]",
+        "[[-1, 0], -1]",
+        "[-1, 1.5]",
+        "[-1, ~]",
+    ] {
+        let error = read(wrong).unwrap_err().to_string();
+        assert!(
+            error.contains("encoder.att_context_size") && error.contains("-1 (no limit)"),
+            "{wrong}: {error}"
+        );
+    }
+}
+
+/// No limit is a limit that is not reached; and the recording's length as a chunk is no limit to the right.
+#[test]
+fn contexts_without_limits_see_all() {
+    let waves = waves();
+    let signals: Vec<&[f32]> = waves.iter().map(Vec::as_slice).collect();
+    let longest = model().encoded_frames(waves.iter().map(Vec::len).max().unwrap());
+    for (no_limit, limit) in [
+        ((None, Some(3)), (Some(longest.next_multiple_of(4)), Some(3))),
+        ((None, Some(0)), (Some(longest), Some(0))),
+        ((None, None), (Some(0), Some(longest))),
+        ((Some(longest), None), (Some(0), Some(longest))),
+    ] {
+        let mut model = model_in(&[no_limit, limit]);
+        let [found, expected] = [no_limit, limit].map(|(left, right)| {
+            model.set_context(ChunkContext { left, right }).unwrap();
+            model.encode(&signals).unwrap().0
+        });
+        assert!(
+            max_difference(&found, &expected) < 1e-6 * golden::magnitude(&expected),
+            "{no_limit:?}"
+        );
+    }
+    let mut model = model_in(&[(None, None), (Some(2), None)]);
+    let [all, few] = [0, 1].map(|index| {
+        let context = model.config.encoder.causal.contexts[index];
+        model.set_context(context).unwrap();
+        model.encode(&signals).unwrap().0
+    });
+    assert!(max_difference(&all, &few) > 1e-2 * golden::magnitude(&all));
+}
+
+/// Several chunks and recordings, against whole recordings; without look-ahead, where these differ, against a limit that is not
+/// reached.
+#[test]
+fn what_has_no_limit_before_is_heard_step_by_step() {
+    let waves = waves();
+    let longest = model().encoded_frames(waves.iter().map(Vec::len).max().unwrap());
+    let encoded = |model: &TdtModel, context: ChunkContext| -> Vec<Tensor> {
+        let plan = model.chunk_plan(context).unwrap();
+        let each = waves.iter().map(|wave| {
+            let mut stream = model.chunk_stream().unwrap();
+            let mut found = Vec::new();
+            let mut keep = |frames: &Tensor| found.push(frames.clone());
+            for (number, samples) in wave.chunks(3_001).enumerate() {
+                let next = NextSamples {
+                    samples,
+                    is_last: (number + 1) * 3_001 >= wave.len(),
+                    speech: None,
+                };
+                let streams = &mut [(&mut stream, next)];
+                model.hear_seen(&plan, streams, None, Some(&mut keep)).unwrap();
+            }
+            Tensor::cat(&found, 0).unwrap()
+        });
+        each.collect()
+    };
+    for right in [0, 1, 6] {
+        let context = ChunkContext {
+            left: None,
+            right: Some(right),
+        };
+        let limited = ChunkContext::limited(longest.next_multiple_of(right + 1), right);
+        let mut model = model_in(&[
+            (None, None),
+            (context.left, context.right),
+            (limited.left, limited.right),
+        ]);
+        model.set_context(context).unwrap();
+        let found = encoded(&model, context);
+        let same = encoded(&model, limited);
+        for ((wave, found), same) in waves.iter().zip(&found).zip(&same) {
+            assert!(
+                max_difference(found, same) < 1e-6 * golden::magnitude(same),
+                "{context}"
+            );
+            if right > 0 {
+                let whole = model.encode(&[wave]).unwrap().0.get(0).unwrap();
+                near(&context.to_string(), found, &whole);
+            }
+        }
     }
 }
 
@@ -210,7 +363,7 @@ fn whole_recordings_are_nemos_in_each_context() {
         }
         decoded_by(&mut model, HeadKind::Transducer);
     }
-    assert!(model.set_context(ChunkContext { left: 10, right: 4 }).is_err());
+    assert!(model.set_context(ChunkContext::limited(10, 4)).is_err());
 }
 
 #[test]
@@ -240,7 +393,7 @@ fn steps_are_nemos_with_what_they_keep() {
             let steps = facts["steps"].as_array().unwrap();
             let (mut first, mut all, mut frames) = (0, Vec::new(), 0);
             for (step, &length) in chunks.iter().enumerate() {
-                assert!(length <= cache.next_chunk(context));
+                assert!(length <= plan.next_chunk(&cache));
                 let chunk = &features[first * bands..(first + length) * bands];
                 first += length;
                 let step_of = &mut [(&mut cache, chunk)];
@@ -251,6 +404,7 @@ fn steps_are_nemos_with_what_they_keep() {
                 }
                 if let Some(kept) = golden.get(&format!("{name}.cache_last_time")) {
                     let channel = &golden[&format!("{name}.cache_last_channel_tail")];
+                    let most = context.rows_kept();
                     for (number, layer) in cache.layers().iter().enumerate() {
                         let of = |kept: &Tensor| kept.get(number).unwrap().get(0).unwrap();
                         near(&name, &layer.convolution.t().unwrap(), &of(kept));
@@ -263,7 +417,7 @@ fn steps_are_nemos_with_what_they_keep() {
                         let expected = expected.broadcast_add(get("bias")).unwrap();
                         near(
                             &name,
-                            &merge_heads(layer.attention.keys().unwrap(), None).unwrap(),
+                            &merge_heads(&layer.attention.keys(most).unwrap().unwrap(), None).unwrap(),
                             &expected,
                         );
                     }
@@ -315,7 +469,7 @@ fn recordings_of_a_batch_are_nemos() {
     while at[0] < features[0].len() {
         let mut chunks = Vec::new();
         for ((cache, features), at) in caches.iter_mut().zip(&features).zip(&mut at) {
-            let length = (cache.next_chunk(plan.context) * bands).min(features.len() - *at);
+            let length = (plan.next_chunk(cache) * bands).min(features.len() - *at);
             if length > 0 {
                 chunks.push((cache, &features[*at..*at + length]));
             }
@@ -379,7 +533,7 @@ fn what_is_heard_does_not_depend_on_the_blocks() {
                     found[index].frames.extend(next.frames);
                 }
                 for stream in &streams {
-                    let most = stream.cache.next_chunk(context) * model.config.preprocessor.features;
+                    let most = plan.next_chunk(&stream.cache) * model.config.preprocessor.features;
                     assert!(stream.waiting.len() < most);
                 }
             }
@@ -398,7 +552,7 @@ fn what_is_heard_does_not_depend_on_the_blocks() {
         for blocks in [[160, 16_000], [usize::MAX / 2; 2], [12_345, 1]] {
             assert_eq!(hear(blocks), found, "{context} {blocks:?}");
         }
-        if context.right > 0 {
+        if context.right != Some(0) {
             for ((ids, frames), whole) in found.iter().zip(&whole) {
                 assert_eq!((ids, frames), (&whole.ids, &whole.frames), "{context}");
             }
@@ -432,21 +586,31 @@ fn wrong_chunks_contexts_and_models_are_refused() {
     let plan = model.chunk_plan(context).unwrap();
     let bands = model.config.preprocessor.features;
     let mut cache = model.encoder.cache(&model.parameters).unwrap();
-    for length in [0, 1, bands + 1, (cache.next_chunk(context) + 1) * bands] {
+    for length in [0, 1, bands + 1, (plan.next_chunk(&cache) + 1) * bands] {
         let features = vec![0.0; length];
         let chunks = &mut [(&mut cache, &features[..])];
         let error = model.encoder.step(&model.parameters, &plan, chunks).unwrap_err();
         assert!(error.to_string().contains("frames of"), "{error}");
     }
     assert!(model.hear(&plan, &mut [], None).unwrap().is_empty());
-    let error = model
-        .chunk_plan(ChunkContext { left: 3, right: 2 })
-        .unwrap_err()
-        .to_string();
+    let error = model.chunk_plan(ChunkContext::limited(3, 2)).unwrap_err().to_string();
     assert!(
         error.contains("[3, 2]") && error.contains(&context.to_string()),
         "{error}"
     );
+    // No look-ahead has an end.
+    let endless = ChunkContext {
+        left: None,
+        right: None,
+    };
+    let mixed = model_in(&[(None, None), (Some(70), Some(1)), (None, Some(0))]);
+    let error = mixed.chunk_plan(endless).unwrap_err().to_string();
+    assert!(
+        error.contains("[-1, -1]") && error.ends_with("in [70, 1], [-1, 0]"),
+        "{error}"
+    );
+    let error = model_in(&[(None, None)]).chunk_plan(endless).unwrap_err().to_string();
+    assert!(error.contains("its contexts, [-1, -1]"), "{error}");
     let other = TdtModel::load(&golden::file("model.nemo"), DType::F32, &Device::Cpu).unwrap();
     assert!(
         other

@@ -49,7 +49,20 @@ impl TdtModel {
         self.transcribe_observed(signals, None)
     }
 
-    /// The same; `observer` sees the outputs behind each token, for confidences.
+    /// The same, with a language prompt for each signal, or if there are none the model's own.
+    ///
+    /// # Errors
+    /// Where there are other prompts than the model's, or another number than signals.
+    pub fn transcribe_each(&self, signals: &[&[f32]], prompts: &[usize]) -> Result<Vec<Hypothesis>> {
+        let prompts = self.prompts_of(prompts, signals.len())?;
+        let parts = self.in_parts(0..signals.len(), &|part| {
+            let of_part = prompts.get(part.clone()).unwrap_or_default();
+            self.encode_each(&signals[part], of_part)
+        })?;
+        self.decode_parts(parts, &self.decoding, None)
+    }
+
+    /// The same as [`TdtModel::transcribe`]; `observer` sees the outputs behind each token, for confidences.
     pub fn transcribe_observed(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Hypothesis>> {
         self.transcribe_with(signals, &self.decoding, observer)
     }

@@ -298,7 +298,7 @@ const ODD_CASES: [OddCase; 10] = [
         name: "causal",
         seconds: 2.0,
         change: |config| {
-            let context = ChunkContext { left: 4, right: 1 };
+            let context = ChunkContext::limited(4, 1);
             config.encoder.attention_context = AttentionContext::Chunks(context);
             config.encoder.causal = CausalConfig {
                 subsampling: true,

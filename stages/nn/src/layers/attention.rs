@@ -186,8 +186,8 @@ impl Attention {
         let (batch, time) = (frames.batch, frames.time);
         let reach = frames.context.reach(time);
         let positions = positions.narrow(0, positions.dim(0)? / 2 - reach, 2 * reach + 1)?;
-        let in_chunks = matches!(frames.context, Context::Chunks { .. });
-        if !in_chunks && relative_attention::is_for(parameters.get(self.bias_u), k) {
+        let has_kernel = matches!(frames.context, Context::All | Context::Band(_));
+        if has_kernel && relative_attention::is_for(parameters.get(self.bias_u), k) {
             return self.forward_fused(parameters, x, positions, frames, mode);
         }
         let query = self.query.forward(parameters, x)?;
@@ -382,7 +382,7 @@ impl Attention {
 fn queries_together(context: Context) -> usize {
     // As many queries as keys beside them: the matrix products are large, and half of their elements is used.
     match context {
-        Context::All => 16,
+        Context::All | Context::From(_) => 16,
         Context::Band(width) => width.saturating_mul(2).clamp(16, 512),
         Context::Chunks { size, left } => {
             let queries = left.saturating_mul(size).clamp(16, 512);
@@ -405,9 +405,13 @@ impl From<AttentionContext> for Context {
         match context {
             AttentionContext::Full => Context::All,
             AttentionContext::Band(width) => Context::Band(width),
-            AttentionContext::Chunks(ChunkContext { left, right }) => Context::Chunks {
-                size: right + 1,
-                left: left / (right + 1),
+            AttentionContext::Chunks(context) => match (context.left, context.chunk()) {
+                (None, None) => Context::All,
+                (Some(left), None) => Context::From(left),
+                (left, Some(size)) => Context::Chunks {
+                    size,
+                    left: left.map_or(ChunkContext::MOST_LEFT, |left| left / size),
+                },
             },
         }
     }
@@ -417,7 +421,7 @@ impl From<AttentionContext> for Context {
 fn query_blocks(context: Context, time: usize) -> Vec<AttentionBlock> {
     let block = queries_together(context);
     let beside = match context {
-        Context::All => usize::MAX,
+        Context::All | Context::From(_) => usize::MAX,
         Context::Band(width) => width,
         Context::Chunks { size, left } => left.saturating_mul(size),
     };
@@ -433,7 +437,7 @@ fn query_blocks(context: Context, time: usize) -> Vec<AttentionBlock> {
 }
 
 /// Attention weights (H, B, Q, K) of queries with the biases u, (H * B, Q, k), and v, (H, B * Q, k), for keys (H * B, K, k)
-/// and projected positions (H, 2 * reach + 1, k); and these after dropout.
+/// and projected positions (H, S, k); and these after dropout.
 fn block_weights(
     query: (&Tensor, &Tensor),
     keys: &Tensor,
@@ -445,7 +449,7 @@ fn block_weights(
     let (heads, batch) = (query_v.dim(0)?, scores.lengths.len());
     let (queries, width) = (scores.queries.len(), scores.keys.len());
     let content = product(query_u, &keys.t()?)?.reshape((heads, batch, queries, width))?;
-    let position = product(query_v, &projected.t()?)?.reshape((heads, batch, queries, 2 * scores.reach + 1))?;
+    let position = product(query_v, &projected.t()?)?.reshape((heads, batch, queries, projected.dim(1)?))?;
     Ok(weights_dropped(&content, &position, scores, mask)?)
 }
 

@@ -182,9 +182,10 @@ settings! {
     Compress {
         /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// Codecs; one of them is drawn. `opus` is possible.
+        /// Codecs; one of them is drawn. `opus` and `mp3` are possible.
         codecs: Vec<LossyCodec> = vec![LossyCodec::Opus],
-        /// Least and largest level of compression: 0.8 is 56 kbit/s, 0.99 is 8.5 kbit/s, and 1 is 6 kbit/s.
+        /// Least and largest level of compression. Of Opus, 0.8 is 56 kbit/s, 0.99 is 8.5 kbit/s, and 1 is 6 kbit/s. Of MP3, 0.6 is
+        /// 64 kbit/s, 0.8 is 40 kbit/s, 0.95 is 16 kbit/s, and 0.99 is 8 kbit/s.
         compression_level_interval: [f64; 2] = [0.8, 0.99],
     }
     Shift {
@@ -617,6 +618,7 @@ impl Step {
                 let level = draws.uniform(step.compression_level_interval);
                 match codec {
                     LossyCodec::Opus => compress::opus(signal, compress::opus_rate(level), SAMPLE_RATE)?,
+                    LossyCodec::Mp3 => compress::mp3(signal, compress::mp3_rate(level), SAMPLE_RATE)?,
                 }
             }
             Step::Shift(step) => {

@@ -511,6 +511,49 @@ fn opus_keeps_the_place_and_loses_more_at_lower_rates() {
 }
 
 #[test]
+fn mp3_keeps_the_place_and_loses_more_at_lower_rates() {
+    let signal = speech();
+    let mut last = f64::INFINITY;
+    // The SNRs of what libmp3lame 3.100 writes at these rates of the same recording and ffmpeg reads again, in dB, without its gain of
+    // 0.95. It leaves out more of the high frequencies.
+    let levels = [
+        (0.63, 64_000, 27.3),
+        (0.8, 40_000, 21.6),
+        (0.9, 24_000, 16.3),
+        (0.95, 16_000, 13.4),
+        (1.0, 8_000, 9.8),
+    ];
+    for (level, rate, libmp3lame) in levels {
+        assert!(compress::mp3_rate(level).abs_diff(rate) <= 4000, "{level}");
+        let mut changed = signal.clone();
+        compress::mp3(&mut changed, rate, SAMPLE_RATE).unwrap();
+        assert_eq!(changed.len(), signal.len());
+        let snrs = snr_at_lags(&signal, &changed, -40..=40);
+        let best = snrs.iter().max_by(|x, y| x.1.total_cmp(&y.1)).unwrap();
+        assert_eq!(best.0, 0, "{rate} bit/s: moved by {} samples", best.0);
+        assert!(best.1 < last, "{rate} bit/s: {} dB after {last} dB", best.1);
+        let apart = best.1 - libmp3lame;
+        assert!(
+            (-2.0..=8.0).contains(&apart),
+            "{rate} bit/s: {} dB, libmp3lame {libmp3lame} dB",
+            best.1
+        );
+        last = best.1;
+    }
+    for mut odd in [
+        vec![],
+        vec![0.5; 3],
+        vec![f32::NAN; 700],
+        vec![1e30; 700],
+        vec![f32::MIN_POSITIVE; 3000],
+    ] {
+        let length = odd.len();
+        compress::mp3(&mut odd, 8000, SAMPLE_RATE).unwrap();
+        assert!(odd.len() == length && odd.iter().all(|x| x.is_finite()));
+    }
+}
+
+#[test]
 fn simulated_rooms_decay_as_long_as_they_are() {
     let mut random = SplitMix64::new(5);
     let mut seconds = Vec::new();
@@ -583,7 +626,7 @@ fn wrong_settings_and_recordings_are_named() {
         let error = check(&steps(&settings)).unwrap_err();
         assert!(error.contains(part), "{error}");
     }
-    for (codec, part) in [("mp3", "does not encode it"), ("speex", "is not a codec")] {
+    for (codec, part) in [("vorbis", "does not encode it"), ("speex", "is not a codec")] {
         let settings = serde_json::json!([{"compress": {"codecs": [codec]}}]);
         let error = serde_json::from_value::<Vec<Step>>(settings).unwrap_err().to_string();
         assert!(error.contains(codec) && error.contains(part), "{error}");

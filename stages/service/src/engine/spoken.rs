@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use flow_transcription::TranscriptionError;
 use flow_transcription::decoding_request::DecodingRequest;
-use flow_transcription::recognizer::Recognizer;
 use flow_transcription::recognizer::listen::{HeardNext, Listener, Spoken};
+use flow_transcription::recognizer::{Recognizer, RequestedDecoding};
 use tokio::sync::oneshot;
 
 use super::batcher::guarded;
@@ -80,6 +80,19 @@ impl Engine {
         }
         let context = recognizer.context_for(accepted).map_err(failed)?;
         Ok(Some(recognizer.latency(context)))
+    }
+
+    /// How a model is decoded for a request.
+    ///
+    /// # Errors
+    /// If there is no such model, it cannot be loaded, or the request is out of its bounds.
+    pub async fn decoding(
+        &self,
+        model: Option<&str>,
+        request: &DecodingRequest,
+    ) -> Result<Arc<RequestedDecoding>, EngineError> {
+        let lease = self.lease(self.inner.shared.models.find(model)?).await?;
+        lease.model().recognizer.decoding_for(request).map_err(failed)
     }
 
     /// Begins a turn that is heard as it is spoken, with this accepted latency.

@@ -9,6 +9,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures::Stream;
+use tempfile::TempPath;
 use tokio::time::timeout;
 
 use super::app::{App, Phase};
@@ -180,17 +181,21 @@ async fn known_speakers(
 }
 
 async fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
-    let engine = app.engine()?;
     let TranscriptionForm { upload, asked, .. } = form;
-    match channels::submit(engine, &asked, upload.path, upload.name).await {
-        Ok(submitted) => Ok(Taken {
-            submitted,
-            asked,
-            reservation: upload.reservation,
-        }),
-        Err(SubmitError::Engine(error)) => Err(refused(app, error)),
-        Err(SubmitError::Request(error)) => Err(error),
-    }
+    Ok(Taken {
+        submitted: submit_counted(app, &asked, upload.path, upload.name).await?,
+        asked,
+        reservation: upload.reservation,
+    })
+}
+
+/// Submits a recording. One that the engine refuses is counted.
+pub async fn submit_counted(app: &App, asked: &Asked, audio: TempPath, name: String) -> Result<Submitted, ApiError> {
+    let submitted = channels::submit(app.engine()?, asked, audio, name).await;
+    submitted.map_err(|error| match error {
+        SubmitError::Engine(error) => refused(app, error),
+        SubmitError::Request(error) => error,
+    })
 }
 
 /// Counts a request that the engine refuses.

@@ -8,23 +8,22 @@ use std::future::pending;
 use std::io;
 use std::time::Duration;
 
+use flow_audio::wire_audio::wav_header;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::time::{Instant, timeout};
 
 use super::app::{App, Phase};
 use super::body::BodyLimits;
-use super::channels::{self, SubmitError};
 use super::error::ApiError;
 use super::form::Asked;
 use super::service::reached;
-use super::transcriptions::refused;
+use super::transcriptions::{refused, submit_counted};
 use super::upload::Unfinished;
 use crate::options::Options;
 
-/// Most bytes of the line of an event, of further data, and of a payload.
-const MAX_LINE: u64 = 16 << 10;
-const MAX_DATA: u64 = 16 << 10;
+/// Most bytes of the line of an event and of its further data, and of a payload.
+const MAX_JSON: u64 = 16 << 10;
 const MAX_PAYLOAD: u64 = 512 << 10;
 
 /// Time of an upload before its rate counts.
@@ -110,19 +109,9 @@ impl Pcm {
         })
     }
 
-    /// The head of a WAV file of unknown length.
-    fn head(self) -> Vec<u8> {
-        let block = self.channels * self.width;
-        let mut head = Vec::with_capacity(44);
-        head.extend_from_slice(b"RIFF\xff\xff\xff\xffWAVEfmt \x10\0\0\0\x01\0");
-        // All are within what their fields hold.
-        head.extend_from_slice(&(self.channels as u16).to_le_bytes());
-        head.extend_from_slice(&(self.rate as u32).to_le_bytes());
-        head.extend_from_slice(&((self.rate * block) as u32).to_le_bytes());
-        head.extend_from_slice(&(block as u16).to_le_bytes());
-        head.extend_from_slice(&(self.width as u16 * 8).to_le_bytes());
-        head.extend_from_slice(b"data\xff\xff\xff\xff");
-        head
+    /// The header of a WAV file whose length is not known yet. All fields are within bounds, see [`Self::of`].
+    fn header(self) -> [u8; 44] {
+        wav_header(self.rate as u32, self.channels as u16, self.width as u16, None)
     }
 }
 
@@ -155,30 +144,26 @@ async fn events<T: AsyncRead + AsyncWrite + Unpin>(
                 return Err(End::Error("the server is being stopped".to_owned()));
             }
         };
-        let Event {
-            kind,
-            data,
-            payload_length,
-        } = event;
-        let payload = match kind.as_str() {
-            "audio-chunk" => within(idle, exactly(stream, payload_length)).await?,
-            _ => within(idle, skip(stream, payload_length)).await?,
+        let payload = match event.kind.as_str() {
+            "audio-chunk" => within(idle, exactly(stream, event.payload_length)).await?,
+            _ => within(idle, skip(stream, event.payload_length)).await?,
         };
-        match kind.as_str() {
+        let data = &event.data;
+        match event.kind.as_str() {
             // A client that is told of no model may never ask again.
             "describe" => {
                 app.check_ready()?;
                 send(stream, "info", information(app)).await?;
             }
             "ping" => send(stream, "pong", json!({"text": data.get("text")})).await?,
-            "transcribe" => asked = requested(app, &data)?,
+            "transcribe" => asked = requested(app, data)?,
             "audio-start" => {
                 app.check_ready()?;
                 app.engine()?.check_room().map_err(|error| refused(app, error))?;
-                let pcm = Pcm::of(&data)?;
+                let pcm = Pcm::of(data)?;
                 audio = Some(Sent {
                     pcm,
-                    file: app.uploads.begin().await?.with(&pcm.head()).await?,
+                    file: app.uploads.begin().await?.with(&pcm.header()).await?,
                     begin: Instant::now(),
                 });
             }
@@ -186,13 +171,13 @@ async fn events<T: AsyncRead + AsyncWrite + Unpin>(
                 let Some(sent) = audio else {
                     return Err(End::Error("`audio-chunk` comes before `audio-start`".to_owned()));
                 };
-                if Pcm::of(&data)? != sent.pcm {
+                if Pcm::of(data)? != sent.pcm {
                     return Err(End::Error(
                         "a chunk has another format than the audio began with".to_owned(),
                     ));
                 }
-                if sent.file.bytes() + payload.len() as u64 > app.settings.max_upload {
-                    let most = app.settings.max_upload;
+                let most = app.settings.max_upload;
+                if sent.file.bytes() + payload.len() as u64 > most {
                     return Err(End::Error(format!("the audio has more than {most} bytes")));
                 }
                 audio = Some(Sent {
@@ -205,7 +190,7 @@ async fn events<T: AsyncRead + AsyncWrite + Unpin>(
                     return Err(End::Error("`audio-stop` comes before `audio-start`".to_owned()));
                 };
                 let asked = std::mem::take(&mut asked);
-                let is_empty = file.bytes() < pcm.head().len() as u64 + pcm.width * pcm.channels;
+                let is_empty = file.bytes() < pcm.header().len() as u64 + pcm.width * pcm.channels;
                 let transcript = match is_empty {
                     true => json!({"text": ""}),
                     false => transcript(app, stream, &asked, file).await?,
@@ -248,11 +233,7 @@ async fn transcript<T: AsyncRead + Unpin>(
 ) -> Result<Value, End> {
     let begin = Instant::now();
     let upload = file.finish("wyoming.wav").await?;
-    let submitted = channels::submit(app.engine()?, asked, upload.path, upload.name).await;
-    let submitted = submitted.map_err(|error| match error {
-        SubmitError::Engine(error) => refused(app, error),
-        SubmitError::Request(error) => error,
-    })?;
+    let submitted = submit_counted(app, asked, upload.path, upload.name).await?;
     let finished = tokio::select! {
         finished = submitted.finish() => finished.map_err(ApiError::from)?,
         () = gone(stream) => return Err(End::Gone),
@@ -275,7 +256,7 @@ async fn gone<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) {
 /// The next event.
 async fn next<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) -> Result<Event, End> {
     let mut line = Vec::new();
-    (&mut *stream).take(MAX_LINE).read_until(b'\n', &mut line).await?;
+    (&mut *stream).take(MAX_JSON).read_until(b'\n', &mut line).await?;
     if line.is_empty() {
         return Err(End::Gone);
     }
@@ -296,7 +277,7 @@ async fn next<T: AsyncRead + Unpin>(stream: &mut BufReader<T>) -> Result<Event, 
             .filter(|length| *length <= most)
             .ok_or_else(|| wrong(&format!("`{name}` is not from 0 to {most}"))),
     };
-    let (more, bytes) = (length("data_length", MAX_DATA)?, length("payload_length", MAX_PAYLOAD)?);
+    let (more, bytes) = (length("data_length", MAX_JSON)?, length("payload_length", MAX_PAYLOAD)?);
     let mut data = match head.remove("data") {
         Some(Value::Object(data)) => data,
         _ => Map::new(),
@@ -351,11 +332,10 @@ fn information(app: &App) -> Value {
     let models = app.engine().map(|engine| engine.models()).unwrap_or_default();
     let models = models.iter().map(|model| {
         let of_setting = &app.settings.wyoming_languages;
-        let languages = match (of_setting.is_empty(), model.languages.is_empty()) {
-            (false, _) => of_setting.clone(),
-            (true, false) => model.languages.clone(),
-            (true, true) => vec!["en".to_owned()],
-        };
+        // Home Assistant offers only models that name a language.
+        let english = vec!["en".to_owned()];
+        let lists = [of_setting, &model.languages, &english];
+        let languages = lists.into_iter().find(|list| !list.is_empty());
         json!({
             "name": model.name,
             "description": model.name,

@@ -16,7 +16,7 @@ use futures::future::BoxFuture;
 use tempfile::NamedTempFile;
 
 use crate::engine::{Engine, EngineError, LiveListener};
-use crate::live::session_event::DecodeRequest;
+use crate::live::session_event::{DecodeRequest, Requested};
 
 pub mod agreement;
 pub mod protocol;
@@ -77,6 +77,15 @@ pub trait Decoder: Send + Sync + 'static {
     /// If there is no table of its language.
     fn text_style(&self, _decoding: &DecodingRequest) -> Result<TextStyle, EngineError> {
         Ok(TextStyle::default())
+    }
+
+    /// What a model, or the default one, makes of phrases and languages.
+    fn requested(
+        &self,
+        _model: Option<String>,
+        _decoding: Arc<DecodingRequest>,
+    ) -> BoxFuture<'static, Result<Requested, EngineError>> {
+        Box::pin(ready(Ok(Requested::default())))
     }
 
     /// The embeddings of voices, by names and recordings.
@@ -143,6 +152,21 @@ impl Decoder for Engine {
 
     fn text_style(&self, decoding: &DecodingRequest) -> Result<TextStyle, EngineError> {
         Engine::text_style(self, decoding)
+    }
+
+    fn requested(
+        &self,
+        model: Option<String>,
+        decoding: Arc<DecodingRequest>,
+    ) -> BoxFuture<'static, Result<Requested, EngineError>> {
+        let engine = self.clone();
+        Box::pin(async move {
+            let decoding = engine.decoding(model.as_deref(), &decoding).await?;
+            Ok(Requested {
+                phrases: decoding.phrases.clone(),
+                warnings: decoding.notes.clone(),
+            })
+        })
     }
 
     fn voices(&self, references: Vec<(String, Vec<u8>)>) -> BoxFuture<'static, Result<Voices, EngineError>> {

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use flow_speakers::silero::{SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
+use flow_transcription::boosted::Boosted;
 use flow_transcription::recognizer::listen::HeardNext;
 use flow_transcription::recognizer::{Heard, speech_of_window};
 use flow_transcription::segments::ends_sentence;
@@ -24,7 +25,7 @@ use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Word};
 
 use super::agreement::Agreement;
-use super::session_event::{DecodeRequest, ItemTranscript, SessionEvent, SpokenPart};
+use super::session_event::{DecodeRequest, ItemTranscript, Requested, SessionEvent, SpokenPart};
 use super::settings::{LiveSettings, ServerVad};
 use super::speakers::WordSpeakers;
 use crate::engine::EngineError;
@@ -106,6 +107,7 @@ pub struct Session {
     delay: f64,
     /// How numbers and fillers are written in the end.
     style: TextStyle,
+    requested: Requested,
     /// Frames of a part of a turn, with a model that hears what is spoken.
     part: Option<u64>,
     /// Most samples of windows that wait.
@@ -140,6 +142,7 @@ impl Session {
             pause: frames(settings.min_pause).max(1),
             delay: settings.delay,
             style: TextStyle::default(),
+            requested: Requested::default(),
             part: None,
             most_waiting: (settings.max_buffer * f64::from(SAMPLE_RATE)) as usize,
             samples: Vec::new(),
@@ -168,6 +171,10 @@ impl Session {
     /// were heard.
     pub fn set_style(&mut self, style: TextStyle) {
         self.style = style;
+    }
+
+    pub fn set_requested(&mut self, requested: Requested) {
+        self.requested = requested;
     }
 
     /// Other models: one that hears what is spoken with this latency in seconds, or one that hears windows. A turn that goes on
@@ -651,11 +658,24 @@ impl Session {
         if let Some(speakers) = &mut self.speakers {
             speakers.complete(item);
         }
+        transcript.boosted = self.boosted(&transcript);
+        transcript.warnings.clone_from(&self.requested.warnings);
         self.styled(&mut transcript);
         self.events.push(match failure {
             None => SessionEvent::Completed { item, transcript },
             Some(error) => SessionEvent::Failed { item, error },
         });
+    }
+
+    /// What phrases did in an item, with times since the beginning of the session.
+    fn boosted(&self, transcript: &ItemTranscript) -> Option<Boosted> {
+        let phrases = self.requested.phrases.as_ref()?;
+        let heard = Heard {
+            words: transcript.words.clone(),
+            tokens: transcript.tokens.clone(),
+            ..Heard::default()
+        };
+        Some(phrases.written(std::slice::from_ref(&(0..0)), &[heard], 0.0))
     }
 
     /// Writes the words of an item in the style of the session: as a segment without pauses.

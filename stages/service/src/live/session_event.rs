@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use flow_transcription::boosted::{Boosted, PhraseIndex};
 use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Word};
 
@@ -63,6 +64,19 @@ pub struct ItemTranscript {
     pub languages: Vec<String>,
     /// Length of the item, in seconds.
     pub seconds: f64,
+    /// What boosted phrases did, where there were any.
+    pub boosted: Option<Boosted>,
+    /// What of the session's options has no effect with the model.
+    pub warnings: Vec<String>,
+}
+
+/// What a model makes of the phrases and languages of a session.
+#[derive(Clone, Debug, Default)]
+pub struct Requested {
+    /// The phrases that are boosted, if there are any.
+    pub phrases: Option<PhraseIndex>,
+    /// What of the options has no effect.
+    pub warnings: Vec<String>,
 }
 
 /// A window that is to be decoded: mono, 16 kHz.

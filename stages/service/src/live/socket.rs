@@ -185,8 +185,8 @@ struct Live {
     /// Bytes of a message that were not taken yet.
     pending: Bytes,
     decoding: Option<BoxFuture<'static, Answer>>,
-    /// Whether it is known how the model hears.
-    knows_latency: bool,
+    /// Whether it is known how the model hears, and what it makes of the options.
+    knows_model: bool,
     /// What a model that hears what is spoken keeps of the turn, between its parts.
     listener: Option<LiveListener>,
     decoder: Arc<dyn Decoder>,
@@ -378,7 +378,7 @@ impl Connection {
 
     /// Gives a block of audio to the session.
     async fn take_audio(&mut self, live: &mut Live, block: &[u8]) -> Result<(), End> {
-        live.ask_for_latency().await;
+        live.ask_for_model().await;
         live.samples.clear();
         live.audio.feed(block, &mut live.samples);
         if let Err(error) = live.session.feed(&live.samples) {
@@ -459,6 +459,12 @@ impl Connection {
                 }
                 if config.logprobs {
                     fields["logprobs"] = logprobs(&transcript.tokens, true);
+                }
+                if let Some(boosted) = &transcript.boosted {
+                    fields["boosted"] = json!(boosted);
+                }
+                if !transcript.warnings.is_empty() {
+                    fields["warnings"] = json!(transcript.warnings);
                 }
                 self.send("conversation.item.input_audio_transcription.completed", fields)
                     .await
@@ -563,7 +569,7 @@ impl Live {
             expires_at: chrono::Utc::now().timestamp() + settings.max_session as i64,
             pending: Bytes::new(),
             decoding: None,
-            knows_latency: false,
+            knows_model: false,
             listener: None,
             decoder,
             diarizer: None,
@@ -602,7 +608,8 @@ impl Live {
             self.flush()?;
             self.audio = audio;
         }
-        self.knows_latency &= (&config.model, config.latency) == (&self.config.model, self.config.latency);
+        self.knows_model &= (&config.model, config.latency) == (&self.config.model, self.config.latency)
+            && config.options.decoding == *self.asked;
         self.session.set_turn_detection(config.turn_detection);
         self.session.set_style(style);
         self.asked = Arc::new(config.options.decoding.clone());
@@ -641,13 +648,16 @@ impl Live {
         Ok(())
     }
 
-    /// Learns how the model hears, before it is to hear something. Why it cannot be loaded, its first turn says.
-    async fn ask_for_latency(&mut self) {
-        if !self.knows_latency {
-            let accepted = self.accepted_latency();
-            let latency = self.decoder.latency(self.config.model.clone(), accepted).await;
-            self.knows_latency = latency.is_ok();
+    /// Learns how the model hears and what it makes of the options, before it is to hear something. Why it cannot be loaded, its first
+    /// turn says.
+    async fn ask_for_model(&mut self) {
+        if !self.knows_model {
+            let (model, accepted) = (self.config.model.clone(), self.accepted_latency());
+            let latency = self.decoder.latency(model.clone(), accepted).await;
+            let requested = self.decoder.requested(model, Arc::clone(&self.asked)).await;
+            self.knows_model = latency.is_ok() && requested.is_ok();
             self.session.set_latency(latency.ok().flatten());
+            self.session.set_requested(requested.unwrap_or_default());
         }
     }
 

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use candle_core::{DType, Device};
 use flow_transcription::Word;
+use flow_transcription::boosted::PhraseIndex;
 use flow_transcription::recognizer::Recognizer;
 use futures::StreamExt;
 use http_body_util::BodyExt;
@@ -19,6 +20,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::engine::{Engine, EngineSettings, ModelSettings};
 use crate::live::protocol::{LOGPROBS, PARTIALS, WORDS};
+use crate::live::session_event::Requested;
 use crate::live::test_data::{Oracle, recording, root, talk};
 
 #[path = "socket_speakers_tests.rs"]
@@ -287,6 +289,73 @@ fn older_clients_commit_and_clear_by_hand_and_errors_end_nothing() {
         client.send(json!({"type": "input_audio_buffer.commit"})).await;
         let next = client.wait_for("input_audio_buffer.committed").await;
         assert_eq!(next["previous_item_id"], committed["item_id"]);
+    });
+}
+
+/// Hears as [`counting`] does, with a model that makes this of every request.
+struct Boosting(Requested);
+
+impl Decoder for Boosting {
+    fn models(&self) -> Vec<String> {
+        counting().models()
+    }
+
+    fn is_stopping(&self) -> bool {
+        false
+    }
+
+    fn requested(
+        &self,
+        _: Option<String>,
+        decoding: Arc<DecodingRequest>,
+    ) -> BoxFuture<'static, Result<Requested, EngineError>> {
+        let requested = match decoding.phrases.is_empty() {
+            true => Requested::default(),
+            false => self.0.clone(),
+        };
+        Box::pin(async move { Ok(requested) })
+    }
+
+    fn decode(
+        &self,
+        model: Option<String>,
+        asked: Arc<DecodingRequest>,
+        request: DecodeRequest,
+    ) -> BoxFuture<'static, Result<Heard, EngineError>> {
+        counting().decode(model, asked, request)
+    }
+}
+
+#[test]
+fn sessions_say_what_phrases_did_and_which_have_no_effect() {
+    run(async {
+        let requested = Requested {
+            phrases: Some(PhraseIndex::of(&["w1 w2".to_owned(), "w9".to_owned()])),
+            warnings: vec!["1 phrase is not boosted".to_owned()],
+        };
+        let url = serve(Boosting(requested), LiveSettings::default()).await;
+        let mut client = Client::connect(&url, &[]).await;
+        // Options change within a session; a turn says what those of its end do.
+        for (phrases, count) in [(json!([]), None), (json!(["w1 w2"]), Some(1)), (Value::Null, None)] {
+            let input = json!({"transcription": {"phrases": phrases}, "turn_detection": null});
+            client
+                .send(json!({"type": "session.update", "session": {"audio": {"input": input}}}))
+                .await;
+            client.wait_for("session.updated").await;
+            client.append(&vec![0; 72_000]).await;
+            client.send(json!({"type": "input_audio_buffer.commit"})).await;
+            let completed = client
+                .wait_for("conversation.item.input_audio_transcription.completed")
+                .await;
+            let boosted = &completed["boosted"]["phrases"];
+            assert_eq!(boosted[0]["count"].as_u64(), count, "{completed}");
+            assert_eq!(boosted.as_array().map(Vec::len), count.map(|_| 1), "{completed}");
+            assert_eq!(completed["warnings"].is_array(), count.is_some(), "{completed}");
+            if count.is_some() {
+                let begin = completed["boosted"]["phrases"][0]["times"][0].as_f64().unwrap();
+                assert!(begin > 1.5, "since the beginning of the session: {completed}");
+            }
+        }
     });
 }
 

@@ -190,7 +190,7 @@ impl Operator for Writer {
 }
 
 /// A name as RTTM can hold it: white space sets its fields apart.
-pub(super) fn field(name: &str) -> String {
+pub(crate) fn field(name: &str) -> String {
     let name = name.split_whitespace().collect::<Vec<_>>().join("_");
     if name.is_empty() { "_".to_owned() } else { name }
 }
@@ -201,7 +201,7 @@ pub fn recording_name(recording: &str) -> String {
     field(&stem.to_string_lossy())
 }
 
-fn rttm(recording: &str, turns: &[Turn]) -> Result<String> {
+pub(crate) fn rttm(recording: &str, turns: &[Turn]) -> Result<String> {
     let turns: Vec<Turn> = turns
         .iter()
         .map(|turn| Turn {

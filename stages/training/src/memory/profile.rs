@@ -5,9 +5,11 @@ use flow_evaluation::decode::BATCH_SECONDS;
 use flow_kernels::Noise;
 use flow_kernels::threads::install;
 use flow_model::allocation::Count;
+use flow_model::config::{AttentionContext, ChunkContext};
 use flow_model::model::{MicroBatch, TdtModel, TrainOptions};
 use flow_model::parameter_groups::trainable_groups;
 use flow_model::{Gradients, ModelConfig, ParameterGroup, Parameters};
+use flow_nn::layers::attention::attention_blocks;
 use serde::{Deserialize, Serialize};
 
 use super::BatchShape;
@@ -97,6 +99,7 @@ fn profile_whole(
     settings: &ResolvedSettings,
     shape: BatchShape,
 ) -> Result<Option<DepthProfiles>, TrainingError> {
+    let config = &in_widest_context(config, shape.seconds);
     let at = |layers: usize, tokens: usize| -> Result<Option<MemoryProfile>, TrainingError> {
         let mut model = shallow(config, layers, settings)?;
         measured(&mut model, settings, BatchShape { tokens, ..shape })
@@ -125,6 +128,24 @@ fn profile_whole(
         two: two.shifted(&one, &whole),
         one: whole,
     }))
+}
+
+/// The model with the context of its list that needs most for clips of this length: training may draw any of them.
+fn in_widest_context(config: &ModelConfig, seconds: f64) -> ModelConfig {
+    let mut config = config.clone();
+    let samples = (seconds * SAMPLE_RATE) as usize;
+    let features = samples / (config.preprocessor.window_stride * SAMPLE_RATE).max(1.0) as usize;
+    let time = config.encoder.subsampled(features);
+    let causal = &mut config.encoder.causal;
+    let scores = |context: &ChunkContext| {
+        let (blocks, positions) = attention_blocks(AttentionContext::Chunks(*context), time);
+        let of_blocks = blocks.iter().map(|(queries, keys)| queries.len() * keys.len());
+        (of_blocks.sum::<usize>(), positions)
+    };
+    if let Some(widest) = causal.contexts.iter().copied().max_by_key(scores) {
+        (causal.contexts, causal.probabilities) = (vec![widest], Vec::new());
+    }
+    config
 }
 
 impl MemoryMark {

@@ -59,31 +59,28 @@ pub struct HeardNext {
 
 impl Recognizer {
     /// The contexts in which the model hears recordings as they are spoken, the default one first; none if it does not.
-    pub fn contexts(&self) -> &[ChunkContext] {
-        match self.model.config.is_cache_aware() {
-            true => &self.model.config.encoder.causal.contexts,
-            false => &[],
-        }
+    pub fn contexts(&self) -> Vec<ChunkContext> {
+        self.model.config.streamed_contexts().unwrap_or_default()
     }
 
-    /// Seconds from a chunk's first sample to its last one in a context: words are heard with about this delay.
+    /// Seconds from a chunk's first sample to its last one in a context: words are heard with about this delay. Infinite where a
+    /// frame sees all that follow.
     pub fn latency(&self, context: ChunkContext) -> f64 {
-        context.size() as f64 * self.model.frame_seconds()
+        let frames = context.chunk().map_or(f64::INFINITY, |frames| frames as f64);
+        frames * self.model.frame_seconds()
     }
 
-    /// The context with the most look-ahead of those whose latency is at most `latency` seconds, or else the one with the least;
-    /// without a latency the model's default.
+    /// The context with the most look-ahead of those whose latency is at most `latency` seconds, or else the one with the least; of
+    /// several with the same look-ahead the one that sees most before it. Without a latency the first one in which a recording can
+    /// be heard as it is spoken.
     ///
     /// # Errors
-    /// If the model is not cache-aware.
+    /// If there is none.
     pub fn context_for(&self, latency: Option<f64>) -> Result<ChunkContext> {
-        let mut contexts = self.contexts().to_vec();
-        let Some(&default) = contexts.first() else {
-            let why = "the model is not cache-aware: it hears whole recordings, or windows of them";
-            return Err(TranscriptionError::setting("model", why.to_owned()));
-        };
-        let Some(latency) = latency else { return Ok(default) };
-        contexts.sort_by_key(|context| (context.right, context.left));
+        let contexts = self.model.config.streamed_contexts();
+        let mut contexts = contexts.map_err(|why| TranscriptionError::setting("model", why.to_string()))?;
+        let Some(latency) = latency else { return Ok(contexts[0]) };
+        contexts.sort_by_key(|context| (context.right, context.left.is_none(), context.left));
         // A frame's seconds are rounded.
         let is_soon = |context: &&ChunkContext| self.latency(**context) <= latency + 1e-6;
         Ok(contexts.iter().rfind(is_soon).copied().unwrap_or(contexts[0]))
@@ -92,7 +89,7 @@ impl Recognizer {
     /// Begins a recording in a context, decoded as a request says.
     ///
     /// # Errors
-    /// If the model does not know the context or is not cache-aware, or cannot be decoded from chunk to chunk.
+    /// If the model cannot be heard in this context, does not know it or is not cache-aware, or cannot be decoded from chunk to chunk.
     pub fn listen(&self, context: ChunkContext, request: &DecodingRequest) -> Result<Listener> {
         let decoding = self.decoding_for(request)?;
         if decoding.settings.beam > 1 {

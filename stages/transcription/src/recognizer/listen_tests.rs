@@ -129,12 +129,36 @@ fn the_latency_chooses_the_context() {
     contexts.sort_by_key(|context| context.right);
     for context in &contexts {
         let latency = recognizer.latency(*context);
-        assert!((latency - 0.08 * (context.right + 1) as f64).abs() < 1e-9);
+        assert!((latency - 0.08 * context.chunk().unwrap() as f64).abs() < 1e-9);
         assert_eq!(recognizer.context_for(Some(latency)).unwrap(), *context);
         assert_eq!(recognizer.context_for(Some(latency + 0.03)).unwrap(), *context);
     }
     assert_eq!(recognizer.context_for(Some(0.001)).unwrap(), contexts[0]);
     assert_eq!(recognizer.context_for(Some(1e9)).unwrap(), contexts[contexts.len() - 1]);
+    // Contexts without limits: none that sees all that follows is chosen.
+    let mut recognizer = recognizer;
+    let mut with = |contexts: &[(Option<usize>, Option<usize>)], latency: Option<f64>| {
+        let contexts = contexts.iter().map(|&(left, right)| ChunkContext { left, right });
+        recognizer.model.config.encoder.causal.contexts = contexts.collect();
+        let found = recognizer.context_for(latency);
+        found.map_or_else(|why| why.to_string(), |context| context.to_string())
+    };
+    let mixed = [
+        (None, None),
+        (Some(70), Some(0)),
+        (None, Some(0)),
+        (None, Some(6)),
+        (Some(70), Some(6)),
+        (Some(70), None),
+    ];
+    for (latency, expected) in [(None, "[70, 0]"), (Some(0.2), "[-1, 0]"), (Some(1e9), "[-1, 6]")] {
+        assert_eq!(with(&mixed, latency), expected, "{latency:?}");
+    }
+    let error = with(&mixed[..1], None);
+    assert!(
+        error.contains("`model`") && error.contains("its contexts, [-1, -1], a frame sees all"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -165,7 +189,7 @@ fn what_cannot_be_heard_is_refused() {
     );
     assert!(
         recognizer
-            .listen(ChunkContext { left: 1, right: 0 }, &DecodingRequest::default())
+            .listen(ChunkContext::limited(1, 0), &DecodingRequest::default())
             .is_err()
     );
     let whole = load(&bundled_model());
@@ -257,7 +281,7 @@ fn phrases_are_not_heard_where_nobody_speaks() {
         assert_ne!(everywhere, plain(&speech), "{context}");
         let found = boosted(&speech, Looks::Everywhere, 1_600);
         // Without look-ahead the first frames of speech come before voice activity hears it.
-        if context.right > 0 {
+        if context.right != Some(0) {
             assert_eq!(found, everywhere, "{context}");
         }
         for block in [77, 48_000] {

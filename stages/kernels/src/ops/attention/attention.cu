@@ -71,7 +71,8 @@ KERNEL(add_rows, (float* sum, const float* part, u64 n, int time, int length, in
 }
 
 // The keys that the query of a row of scores sees: columns `begin` to `end`, of which `begin` has the positional score
-// `position`. A band of -1 is none; with chunks of `chunk` frames it is the number of chunks before the query's own.
+// `position`. A band of -1 is none; with chunks of `chunk` frames it is the number of chunks before the query's own. A chunk of
+// -1: the band is before the query alone, and all keys that follow are seen.
 struct Seen {
     int begin, end, position;
 };
@@ -90,7 +91,7 @@ DEVICE Seen seen(u64 row, const u32* lengths, int batch, int queries, int first_
     } else if (band >= 0) {
         begin = query > band ? query - band : 0;
         // Written so that a band of the largest number does not overflow.
-        end = band < length - query - 1 ? query + band + 1 : length;
+        end = chunk == 0 && band < length - query - 1 ? query + band + 1 : length;
     }
     seen.begin = begin - first_key;
     seen.end = end - first_key;

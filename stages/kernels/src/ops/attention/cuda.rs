@@ -100,23 +100,24 @@ pub fn add_rows_in_place(sum: &Tensor, part: &Tensor, time: usize, length: usize
 }
 
 /// The sizes that are the last arguments of both softmax kernels.
-fn sizes<'a>((batch, queries, width): (usize, usize, usize), scores: &Scores) -> [Argument<'a>; 10] {
+fn sizes<'a>((batch, queries, width, span): (usize, usize, usize, usize), scores: &Scores) -> [Argument<'a>; 10] {
     // A chunk that is longer than all frames is as good as the longest one.
-    let longest = |size: usize| size.min(1 << 30);
+    let longest = |size: usize| size.min(1 << 30) as i32;
     let (chunk, band) = match scores.context {
         Context::All => (0, -1),
         Context::Band(width) => (0, i32::try_from(width).unwrap_or(i32::MAX)),
+        Context::From(left) => (-1, i32::try_from(left).unwrap_or(i32::MAX)),
         Context::Chunks { size, left } => (longest(size), i32::try_from(left).unwrap_or(i32::MAX)),
     };
     [
         Int(width),
-        Int(2 * scores.reach + 1),
+        Int(span),
         Int(batch),
         Int(queries),
         Int(scores.queries.start),
         Int(scores.keys.start),
         Signed(band),
-        Int(chunk),
+        Signed(chunk),
         Int(scores.reach),
         Float(scores.scale),
     ]
@@ -141,7 +142,7 @@ pub fn weights(
         Write(&out),
         WriteIf(dropped.as_ref()),
     ];
-    let sizes = sizes((batch, queries, width), scores);
+    let sizes = sizes((batch, queries, width, position.dim(3)?), scores);
     launch(
         "attention_weights",
         Grid::rows(heads * batch * queries),
@@ -172,7 +173,7 @@ pub fn weights_backward(
         Write(&position),
         WriteIf(dropped.as_ref()),
     ];
-    let sizes = sizes((batch, queries, width), scores);
+    let sizes = sizes((batch, queries, width, 2 * scores.reach + 1), scores);
     launch(
         "attention_weights_backward",
         Grid::rows(heads * batch * queries),

@@ -164,6 +164,8 @@ pub enum Context {
     All,
     /// Those at most this many frames away.
     Band(usize),
+    /// Those at most this many frames before it, and all that follow.
+    From(usize),
     /// Frames are in chunks of `size`: those of the query's own chunk, and of as many chunks before it as `left`.
     Chunks { size: usize, left: usize },
 }
@@ -175,6 +177,7 @@ impl Context {
         match self {
             Context::All => 0..length,
             Context::Band(width) => i.saturating_sub(width)..length.min(i.saturating_add(width).saturating_add(1)),
+            Context::From(left) => i.saturating_sub(left)..length,
             Context::Chunks { size, left } => {
                 let chunk = i / size.max(1);
                 chunk.saturating_sub(left) * size..length.min(chunk.saturating_add(1).saturating_mul(size))
@@ -186,7 +189,7 @@ impl Context {
     pub fn reach(self, time: usize) -> usize {
         let all = time.saturating_sub(1);
         match self {
-            Context::All => all,
+            Context::All | Context::From(_) => all,
             Context::Band(width) => width.min(all),
             Context::Chunks { size, left } => left.saturating_add(1).saturating_mul(size).saturating_sub(1).min(all),
         }
@@ -204,7 +207,7 @@ pub struct Scores<'a> {
     /// The frames of the queries, and of the keys, which include all keys that one of these queries sees.
     pub queries: Range<usize>,
     pub keys: Range<usize>,
-    /// Positional scores belong to keys from this many frames before a query to as many after it.
+    /// The first positional score of a query belongs to the key that is this many frames before it.
     pub reach: usize,
 }
 
@@ -266,8 +269,8 @@ pub fn weights_dropped_backward(
     Ok((gradients, drop_scaled(p, 1.0, mask)?))
 }
 
-/// Attention weights (H, B, Q, K) from content scores (H, B, Q, K) and positional scores (H, B, Q, 2 * reach + 1), whose
-/// column `j - i + reach` belongs to key `j` of query `i`. Keys that a query does not see have weight 0; so have all
+/// Attention weights (H, B, Q, K) from content scores (H, B, Q, K) and positional scores (H, B, Q, S), whose column
+/// `j - i + reach` belongs to key `j` of query `i`; the backward pass takes as many behind a query as before it. Keys that a query does not see have weight 0; so have all
 /// keys of padded queries.
 ///
 /// NeMo gives masked keys the score -10000 and sets their weights to 0 after the softmax: the same, as long as some
@@ -278,7 +281,7 @@ pub fn weights(content: &Tensor, position: &Tensor, scores: &Scores) -> Result<T
     }
     let (content, position) = (content.contiguous()?, position.contiguous()?);
     let (heads, batch, queries, width) = content.dims4()?;
-    let span = 2 * scores.reach + 1;
+    let span = position.dim(3)?;
     dispatch!(content.dtype(), T => {
         let (ac, bd) = (slice::<T>(&content)?, slice::<T>(&position)?);
         let (ac, bd): (&[T], &[T]) = (&ac, &bd);
@@ -365,6 +368,8 @@ mod tests {
             Context::All,
             Context::Band(1),
             Context::Band(100),
+            Context::From(0),
+            Context::From(2),
             chunks(2, 1),
             chunks(1, 0),
             chunks(3, usize::MAX),

@@ -4,14 +4,13 @@ use candle_core::Tensor;
 use flow_kernels::elementwise::residual;
 
 use super::ConformerLayer;
-use crate::config::ChunkContext;
 use crate::error::Result;
 use crate::layers::attention::PositionTable;
-use crate::layers::attention::step::AttentionCache;
+use crate::layers::attention::step::{AttentionCache, ChunkPositions};
 use crate::parameters::Parameters;
 
 /// What a layer keeps of a recording between chunks.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct LayerCache {
     pub attention: AttentionCache,
     /// The last inputs of the depthwise convolution, (kernel - 1, d): NeMo's `cache_last_time`, transposed.
@@ -27,14 +26,15 @@ impl ConformerLayer {
         })
     }
 
-    /// What [`ConformerLayer::step`] takes for chunks of this context.
+    /// [`ChunkPositions::projected`] of the layer.
     pub fn chunk_positions(
         &self,
         parameters: &Parameters,
         table: &PositionTable,
-        context: ChunkContext,
+        before: usize,
+        right: usize,
     ) -> Result<Tensor> {
-        self.self_attn.chunk_positions(parameters, table, context)
+        self.self_attn.chunk_positions(parameters, table, before, right)
     }
 
     /// The layer, when evaluating, for the next chunk of each of several recordings, behind each other in `x`, (rows, d), so many
@@ -45,7 +45,7 @@ impl ConformerLayer {
         x: &Tensor,
         counts: &[usize],
         caches: &mut [&mut LayerCache],
-        positions: (&Tensor, ChunkContext),
+        positions: ChunkPositions,
     ) -> Result<Tensor> {
         let (x, n) = self.before_attention(parameters, x)?;
         let mut attention: Vec<_> = caches.iter_mut().map(|cache| &mut cache.attention).collect();

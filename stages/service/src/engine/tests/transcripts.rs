@@ -217,6 +217,17 @@ fn windows_of_live_sessions_are_boosted_in_their_speech() {
     assert_ne!(plain, everywhere);
     assert_eq!(heard(Some(Vec::new()), &decoding), plain);
     assert_eq!(heard(Some(std::iter::once(0.0..15.0).collect()), &decoding), everywhere);
+
+    // What sessions say of such a request: the phrases that are looked for, and those that the model cannot write.
+    let unknown = DecodingRequest {
+        phrases: vec!["garden".to_owned(), "\u{4e2d}".to_owned()],
+        ..DecodingRequest::default()
+    };
+    let made = wait(engine.decoding(None, &unknown)).unwrap();
+    assert!(made.phrases.is_some());
+    assert_eq!(made.notes.len(), 1, "{:?}", made.notes);
+    let missing = wait(engine.decoding(Some("other"), &unknown)).unwrap_err();
+    assert!(matches!(missing, EngineError::UnknownModel(_)), "{missing:?}");
 }
 
 /// Of sentences of two languages with a pause between them there are some that a second hearing tells apart.

@@ -28,7 +28,7 @@ fn file_name(id: &str, bytes: &[u8]) -> String {
 }
 
 /// Where the recordings of a batch are.
-pub(super) struct RecordingPlaces<'b> {
+pub(crate) struct RecordingPlaces<'b> {
     paths: Option<&'b StringArray>,
     starts: Option<&'b Float64Array>,
     ranges: Option<[&'b Int64Array; 2]>,
@@ -37,7 +37,7 @@ pub(super) struct RecordingPlaces<'b> {
 }
 
 /// Where the recording of a row is.
-pub(super) struct RowPlace {
+pub(crate) struct RowPlace {
     pub path: PathBuf,
     /// Offset and size in bytes.
     pub range: Option<(u64, u64)>,
@@ -46,7 +46,7 @@ pub(super) struct RowPlace {
 }
 
 impl<'b> RecordingPlaces<'b> {
-    pub(super) fn of(batch: &'b RecordBatch, shards: &'b str) -> Result<Self, StageError> {
+    pub(crate) fn of(batch: &'b RecordBatch, shards: &'b str) -> Result<Self, StageError> {
         let has = |name: &str| batch.column_by_name(name).is_some();
         let ranges = match has("offset") && has("size") {
             true => Some([columns::whole(batch, "offset")?, columns::whole(batch, "size")?]),
@@ -63,7 +63,7 @@ impl<'b> RecordingPlaces<'b> {
         })
     }
 
-    pub(super) fn of_row(&self, row: usize) -> Result<RowPlace, String> {
+    pub(crate) fn of_row(&self, row: usize) -> Result<RowPlace, String> {
         let range = match self.ranges {
             Some([offsets, sizes]) if offsets.is_valid(row) && sizes.is_valid(row) => {
                 let range = (u64::try_from(offsets.value(row)), u64::try_from(sizes.value(row)));
@@ -93,7 +93,7 @@ impl<'b> RecordingPlaces<'b> {
 }
 
 impl RowPlace {
-    pub(super) fn is_of_same_recording(&self, other: &RowPlace) -> bool {
+    pub(crate) fn is_of_same_recording(&self, other: &RowPlace) -> bool {
         (&self.path, self.range) == (&other.path, other.range)
     }
 
@@ -112,14 +112,14 @@ impl RowPlace {
     }
 
     /// The absolute path of its file, where that holds this recording alone and is on this machine.
-    fn own_file(&self) -> Option<String> {
+    pub(crate) fn own_file(&self) -> Option<String> {
         if self.range.is_some() || is_url(&self.path) || embedded::parse(&self.path).is_some() {
             return None;
         }
         Some(std::path::absolute(&self.path).ok()?.to_str()?.to_owned())
     }
 
-    pub(super) fn stored_bytes(&self) -> Result<Vec<u8>, AudioError> {
+    pub(crate) fn stored_bytes(&self) -> Result<Vec<u8>, AudioError> {
         let size = match self.range {
             Some((_, size)) => Some(size),
             None => std::fs::metadata(&self.path).ok().map(|metadata| metadata.len()),
@@ -136,26 +136,26 @@ impl RowPlace {
 }
 
 /// The recording of a row, as a dataset has it.
-pub(super) enum Audio {
+pub(crate) enum Audio {
     Bytes(Vec<u8>),
     /// An absolute path, where its file stays.
     File(String),
 }
 
 impl Audio {
-    pub(super) fn bytes(&self) -> Option<&[u8]> {
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match self {
             Audio::Bytes(bytes) => Some(bytes),
             Audio::File(_) => None,
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.bytes().map_or(0, <[u8]>::len)
     }
 
     /// The path in the dataset of the row called `id`. Nothing is read by that of bytes.
-    pub(super) fn name(&self, id: &str) -> String {
+    pub(crate) fn name(&self, id: &str) -> String {
         match self {
             Audio::Bytes(bytes) => file_name(id, bytes),
             Audio::File(path) => path.clone(),
@@ -166,7 +166,7 @@ impl Audio {
 /// The recordings of several rows of one recording. Of a row that is the whole recording: its path, if `mode` says so and it is
 /// a file of its own, else its bytes as they are stored. Of other rows: FLAC of their samples at 16 kHz, 16 bits wide. `seconds` are
 /// the durations of the rows.
-pub(super) fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRows) -> Vec<Result<Audio, AudioError>> {
+pub(crate) fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRows) -> Vec<Result<Audio, AudioError>> {
     let mut parts = Vec::new();
     let stored = |row: &RowPlace| match row.own_file().filter(|_| mode == AudioOfRows::Path) {
         Some(path) => Ok(Audio::File(path)),
@@ -199,7 +199,7 @@ pub(super) fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRow
 }
 
 /// The reason and detail of the reject for a recording that cannot be read. Other errors are those of this process.
-pub(super) fn refusal(error: AudioError) -> Result<(&'static str, String), AudioError> {
+pub(crate) fn refusal(error: AudioError) -> Result<(&'static str, String), AudioError> {
     let reason = match &error {
         AudioError::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => "missing_audio",
         error if error.is_unreadable() => UNREADABLE,

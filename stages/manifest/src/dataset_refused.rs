@@ -10,19 +10,19 @@ use flow_kind::reject::of_rows;
 use flow_kind::{ExportFile, ExportSet, Partition, Reject, RejectClass, StageError};
 use parquet::arrow::ArrowWriter;
 
-use super::failed_to_write;
+use crate::dataset_rows::failed_to_write;
 use crate::write_rejects::rejects_schema;
 use crate::write_settings::WriteSettings;
 
 /// Rows whose recordings cannot be read: a file that is made when the first one comes.
-pub(super) struct Refused<'s> {
+pub(crate) struct Refused<'s> {
     stage: &'s str,
     file: Option<(ArrowWriter<ExportFile>, PathBuf)>,
     by_reason: BTreeMap<&'static str, u64>,
 }
 
 impl<'s> Refused<'s> {
-    pub(super) fn of(stage: &'s str) -> Refused<'s> {
+    pub(crate) fn of(stage: &'s str) -> Refused<'s> {
         Refused {
             stage,
             file: None,
@@ -30,7 +30,7 @@ impl<'s> Refused<'s> {
         }
     }
 
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         batch: &RecordBatch,
         row: usize,
@@ -65,7 +65,7 @@ impl<'s> Refused<'s> {
     }
 
     /// Ends the file, and gives what to say of `rows`, of which these were refused; nothing where none was.
-    pub(super) fn finish(
+    pub(crate) fn finish(
         self,
         rows: u64,
         settings: &WriteSettings,

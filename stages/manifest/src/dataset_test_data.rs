@@ -1,0 +1,85 @@
+//! What tests of datasets write and read again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow::array::{Array, AsArray, RecordBatch, StringArray};
+use arrow::datatypes::{Float64Type, Int64Type};
+use flow_audio::part::decode_row;
+use flow_corpus::ReadSettings;
+use flow_kind::StageError;
+use flow_layouts::read::Read;
+use flow_runtime::harness::{Harness, Output};
+
+use crate::columns;
+use crate::write::Write;
+
+pub(crate) fn layout(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../layouts/tests/data/layouts")
+        .join(name)
+}
+
+pub(crate) fn read(manifest: &Path, split: &str) -> Output {
+    read_with(manifest, split, &[])
+}
+
+pub(crate) fn read_with(manifest: &Path, split: &str, columns: &[&str]) -> Output {
+    let settings = ReadSettings {
+        columns: columns.iter().map(|pair| (*pair).to_owned()).collect(),
+        manifest: manifest.to_str().unwrap().into(),
+        split: split.into(),
+        ..ReadSettings::default()
+    };
+    Harness::<Read>::new(settings).run().unwrap_or_else(|e| panic!("{e:?}"))
+}
+
+/// Writes rows into inputs of a dataset in `out`.
+pub(crate) fn write_as(format: &str, inputs: &[(&str, &Output)], out: &Path, more: &str) -> Result<(), StageError> {
+    let settings = format!("{{out: {:?}, format: {format}{more}}}", out.to_str().unwrap());
+    let mut harness = Harness::<Write>::from_yaml(&settings)?;
+    for (name, rows) in inputs {
+        harness = harness.input(name, rows.shape.outputs[0].schema.clone());
+        for partition in &rows.partitions {
+            harness = harness.feed(name, partition.as_str(), rows.rows("rows", partition.as_str()));
+        }
+    }
+    harness.run().map(|_| ())
+}
+
+/// Text, language, name and samples of each row.
+pub(crate) fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
+    let rows = output.all_rows("rows");
+    let text = |name: &str, row: usize| columns::text(&rows, name).unwrap().value(row).to_owned();
+    let number = |name: &str, row: usize| {
+        let column = rows.column_by_name(name).unwrap().as_primitive::<Int64Type>();
+        column.is_valid(row).then(|| column.value(row) as u64)
+    };
+    let seconds = |name: &str, row: usize| {
+        let column = rows.column_by_name(name).unwrap().as_primitive::<Float64Type>();
+        column.is_valid(row).then(|| column.value(row))
+    };
+    (0..rows.num_rows())
+        .map(|row| {
+            let range = number("offset", row).zip(number("size", row));
+            let (start, length) = (seconds("start", row).unwrap_or(0.0), seconds("duration", row).unwrap());
+            let path = text("audio_path", row);
+            let signal = decode_row(Path::new(&path), range, start, length, 60.0).unwrap();
+            (text("text", row), text("lang", row), text("segment_id", row), signal)
+        })
+        .collect()
+}
+
+/// Writes the rows of one batch.
+pub(crate) fn write_batch(format: &str, rows: RecordBatch, out: &Path, more: &str) -> Result<(), StageError> {
+    let settings = format!("{{out: {:?}, format: {format}{more}}}", out.to_str().unwrap());
+    let harness = Harness::<Write>::from_yaml(&settings)?.input("master", rows.schema());
+    harness.feed("master", "a", rows).run().map(|_| ())
+}
+
+/// A batch with other texts in a column.
+pub(crate) fn with_texts(batch: &RecordBatch, name: &str, texts: &[&str]) -> RecordBatch {
+    let mut columns = batch.columns().to_vec();
+    columns[batch.schema().index_of(name).unwrap()] = Arc::new(StringArray::from(texts.to_vec()));
+    RecordBatch::try_new(batch.schema(), columns).unwrap()
+}
