@@ -44,8 +44,8 @@ impl WordTokens {
         }
     }
 
-    /// Multiplies [`Costs::left_out`], and that of passages, for each word by a factor, above 0: below 1 where the word was probably not said. Words
-    /// without a factor have 1.
+    /// Multiplies [`Costs::left_out`], and that of passages, for each word by a factor, above 0: below 1 where the word was probably
+    /// not said. Words without a factor have 1.
     #[must_use]
     pub fn with_factors(self, factors: Vec<f64>) -> Self {
         WordTokens { factors, ..self }
@@ -165,11 +165,18 @@ impl Costs {
             heard: f64::NEG_INFINITY,
         },
     };
-}
 
-impl Costs {
+    /// The same without passages of other words.
+    #[must_use]
+    pub fn without_passages(self) -> Costs {
+        Costs {
+            passage: Costs::FORCED.passage,
+            ..self
+        }
+    }
+
     /// Whether a path may go over passages of other words.
-    fn has_passages(&self) -> bool {
+    pub(crate) fn has_passages(&self) -> bool {
         self.passage.resumes > f64::NEG_INFINITY
     }
 }

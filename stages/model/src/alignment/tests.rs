@@ -20,20 +20,35 @@ fn text(tokens: &[u32], twos: bool) -> WordTokens {
         .with_borders(vec![1.0, 1.0, 0.5, 2.0])
 }
 
-/// What going on behind a passage costs behind so many tokens.
+/// The same between words without tokens, as tags may be, where the text begins and ends with the signal or not.
+fn text_within(tokens: &[u32], twos: bool, meets: [bool; 2]) -> WordTokens {
+    let none: &[u32] = &[];
+    let words = tokens.chunks(if twos { 2 } else { 1 });
+    let count = words.len();
+    let words = WordTokens::new([none].into_iter().chain(words).chain([none]));
+    let mut borders = vec![1.0, 1.0, 1.0, 0.5, 2.0, 1.0, 1.0];
+    borders.truncate(count + 3);
+    for (ends, meets) in [0..2, count + 1..count + 3].into_iter().zip(meets) {
+        borders[ends].fill(if meets { 0.7 } else { 0.0 });
+    }
+    words.with_factors(vec![1.0, 1.0, 0.5, 2.0]).with_borders(borders)
+}
+
+/// What going on behind a passage costs behind so many tokens: the least of the words that are there.
 fn resumes(text: &WordTokens, state: usize, costs: Costs) -> f64 {
-    let word = word_at(text, state).unwrap_or(text.words());
-    costs.passage.resumes * [1.0, 1.0, 0.5, 2.0][word]
+    let here = (0..=text.words()).filter(|word| text.starts[*word] == state);
+    let factors = here.map(|word| text.borders.get(word).copied().unwrap_or(1.0));
+    costs.passage.resumes * factors.fold(f64::INFINITY, f64::min)
 }
 
 /// What leaving out a word costs.
 fn left_out(text: &WordTokens, word: usize, costs: Costs) -> f64 {
-    costs.left_out * [1.0, 0.5, 2.0, 1.0][word.min(3)] * text.word(word).len() as f64
+    costs.left_out * text.factors.get(word).unwrap_or(&1.0) * text.word(word).len() as f64
 }
 
 /// What leaving it out costs in a passage.
 fn left_out_there(text: &WordTokens, word: usize, costs: Costs) -> f64 {
-    costs.passage.left_out * [1.0, 0.5, 2.0, 1.0][word.min(3)] * text.word(word).len() as f64
+    costs.passage.left_out * text.factors.get(word).unwrap_or(&1.0) * text.word(word).len() as f64
 }
 
 /// The word with tokens that begins behind so many tokens.
@@ -238,7 +253,10 @@ fn check_order(found: &AlignedTokens, text: &WordTokens, frames: usize, apart: b
     }
     for word in 0..text.words() {
         let tokens = &found.tokens[text.word(word)];
-        assert!(tokens.iter().all(|token| token.is_some() == tokens[0].is_some()));
+        assert!(
+            tokens.iter().all(|token| token.is_some() == tokens[0].is_some()),
+            "{tokens:?}"
+        );
     }
     for pair in found.without_text.windows(2) {
         assert!(pair[0].end < pair[1].start);
@@ -248,10 +266,11 @@ fn check_order(found: &AlignedTokens, text: &WordTokens, frames: usize, apart: b
 proptest! {
     #[test]
     fn ctc_finds_the_best_of_all_paths(
-        frames in 0usize..6, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, costs in some_costs(),
+        frames in 0usize..6, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, meets: [bool; 2],
+        costs in some_costs(),
         values in prop::collection::vec(-4.0..0.0f32, 24),
     ) {
-        let (text, log_probs) = (text(&tokens, twos), &values[..frames * 4]);
+        let (text, log_probs) = (text_within(&tokens, twos, meets), &values[..frames * 4]);
         let best = best_ctc(log_probs, 4, &text, costs);
         match ctc::align(log_probs, 4, &text, costs) {
             Ok(found) => {
@@ -267,13 +286,14 @@ proptest! {
 
     #[test]
     fn transducers_find_the_best_of_all_paths(
-        frames in 0usize..5, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, costs in some_costs(),
+        frames in 0usize..5, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, meets: [bool; 2],
+        costs in some_costs(),
         durations in prop_oneof![Just(vec![]), Just(vec![0, 1, 2]), Just(vec![1, 4]), Just(vec![0, 3])],
         values in prop::collection::vec(-4.0..0.0f64, 5 * 4 * 5),
         heard in prop::collection::vec((-1.0..0.0f64, 0usize..3), 5),
     ) {
         let heard: Vec<HeardFrame> = heard[..frames].iter().map(|&(logprob, tokens)| HeardFrame { logprob, tokens }).collect();
-        let text = text(&tokens, twos);
+        let text = text_within(&tokens, twos, meets);
         let (states, width) = (tokens.len() + 1, durations.len());
         let cells = Cells {
             blank: values[..frames * states].to_vec(),

@@ -166,8 +166,8 @@ impl Lattice {
     }
 }
 
-/// Aligns a text with the lattice of this many frames. `heard`: what free decoding does on each. `durations` are those of the duration outputs, in frames; none for RNN-T.
-/// Cells are asked for in the order of frames.
+/// Aligns a text with the lattice of this many frames. `heard`: what free decoding does on each. `durations` are those of the
+/// duration outputs, in frames; none for RNN-T. Cells are asked for in the order of frames.
 ///
 /// # Errors
 /// Those of `of_frames`, where it gives other numbers of values, where no path leads through, or there are too many cells.

@@ -248,7 +248,10 @@ impl Head for Transducer {
             0 => frames.clone(),
             _ => self.joint.project_encoder(parameters, &frames.contiguous()?)?,
         };
-        let heard = self.heard(parameters, config, (frames, &f))?;
+        let heard = match costs.has_passages() {
+            true => self.heard(parameters, config, (frames, &f))?,
+            false => vec![HeardFrame::default(); count],
+        };
         alignment::transducer::align(&heard, durations, text, costs, &mut |range| {
             let cells = range.flat_map(|frame| (0..=tokens.len()).map(move |state| (frame, state)));
             self.joint.lattice_cells(parameters, (&f, &g), cells, tokens)

@@ -41,11 +41,14 @@ struct Text {
     unknown: Vec<char>,
     /// What the cost of leaving out each word is multiplied by ([`factors`]); empty where nothing was compared.
     factors: Vec<f64>,
+    /// Whether the first word that was heard is its first, and the last its last.
+    meets: [bool; 2],
 }
 
 impl Text {
     /// What the cost of going on behind a passage without text is multiplied by before each word and behind the last: a text need not
-    /// begin and end with the recording, and segments may be far from each other, but the words of one are together.
+    /// begin and end with the recording, unless what was heard does, and segments may be far from each other, but the words of one
+    /// are together.
     fn borders(&self) -> Vec<f64> {
         let mut borders = vec![1.0; self.words.len() + 1];
         let mut at = 0;
@@ -53,9 +56,20 @@ impl Text {
             borders[at] = BETWEEN_SEGMENTS;
             at += length;
         }
-        borders[0] = 0.0;
-        borders[self.words.len()] = 0.0;
+        for (border, meets) in [0, self.words.len()].into_iter().zip(self.meets) {
+            borders[border] = if meets { BETWEEN_SEGMENTS } else { 0.0 };
+        }
         borders
+    }
+
+    fn tokens(&self) -> usize {
+        self.words.iter().map(|word| word.tokens.len()).sum()
+    }
+
+    /// Tokens of the words that a path leaves out.
+    fn tokens_left_out(&self, aligned: &[AlignedWord]) -> usize {
+        let words = self.words.iter().zip(aligned).filter(|(_, aligned)| !aligned.said);
+        words.map(|(word, _)| word.tokens.len()).sum()
     }
 }
 
@@ -135,7 +149,7 @@ impl Recognizer {
             .iter()
             .map(|part| seconds(part.start)..seconds(part.end))
             .collect();
-        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        let tokens = text.tokens();
         let frames = self
             .model
             .encoded_frames(usize::try_from(samples).unwrap_or(usize::MAX));
@@ -188,7 +202,33 @@ impl Recognizer {
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         text.factors = factors(&keys, &heard, &pairs);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
-        let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
+        let is_equal = |(word, at): (usize, usize)| keys[word] == word_key(&heard[at].word);
+        let meets = |pair: Option<&(usize, usize)>, word: Option<usize>, at: usize| {
+            pair.is_some_and(|&pair| word == Some(pair.0) && pair.1 == at && is_equal(pair))
+        };
+        let is_compared = |key: &&str| !key.is_empty();
+        text.meets = [
+            meets(pairs.first(), keys.iter().position(is_compared), 0),
+            meets(
+                pairs.last(),
+                keys.iter().rposition(is_compared),
+                heard.len().saturating_sub(1),
+            ),
+        ];
+        let (again, of_again) = (windows.clone(), blocks.clone());
+        let found = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)?;
+        let found = match found {
+            // A model that does not know the language, or a text that is another one: greedy search is no measure.
+            Some(found) if 2 * text.tokens_left_out(&found.words) > text.tokens() => {
+                let settings = AlignmentSettings {
+                    costs: settings.costs.without_passages(),
+                    ..*settings
+                };
+                self.align_blocks(again, of_again, &text, recording, &settings, cancelled)?
+            }
+            found => found,
+        };
+        let Some(mut found) = found else {
             return Ok(None);
         };
         found.leave_out_far_from(speech, &text, settings.costs.left_out);
@@ -196,7 +236,9 @@ impl Recognizer {
         // Words that were heard and are in the text, where the text has them, too.
         let mut is_of_text = vec![false; heard.len()];
         for (word, at) in pairs {
-            is_of_text[at] = found.words[word].said && keys[word] == word_key(&heard[at].word);
+            let placed = &found.words[word];
+            let is_there = placed.said && (placed.start - heard[at].start).abs() < REACH;
+            is_of_text[at] = is_there && is_equal((word, at));
         }
         let heard = heard.into_iter().zip(is_of_text);
         found.tell_without_text(heard.filter(|(word, _)| near(word)));
@@ -223,6 +265,7 @@ impl Recognizer {
             lengths: Vec::with_capacity(segments.len()),
             unknown: Vec::new(),
             factors: Vec::new(),
+            meets: [false; 2],
         };
         for segment in segments {
             let before = text.words.len();
@@ -542,7 +585,7 @@ fn is_near(speech: &[Range<f64>], start: f64, end: f64) -> bool {
 impl Aligned {
     /// Leaves out the words that are far from speech, at the cost of words that a path leaves out.
     fn leave_out_far_from(&mut self, speech: &[Range<f64>], text: &Text, left_out: f64) {
-        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        let tokens = text.tokens();
         for (word, spoken) in self.words.iter_mut().zip(&text.words) {
             let Some(logprob) = word.logprob.filter(|_| !is_near(speech, word.start, word.end)) else {
                 continue;
@@ -555,7 +598,7 @@ impl Aligned {
 
 /// The results of all blocks.
 fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned {
-    let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+    let tokens = text.tokens();
     let mut all = Aligned {
         unknown: text.unknown.clone(),
         languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
