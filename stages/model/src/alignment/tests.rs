@@ -69,8 +69,8 @@ enum Place {
 fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) -> f64 {
     struct Walk<'a>(&'a [f32], usize, &'a WordTokens, Costs);
     impl Walk<'_> {
-        /// `ended`: a passage has just ended here.
-        fn from(&self, frame: usize, place: Place, ended: bool) -> f64 {
+        /// `passes`: a passage has just ended here, or begun: equal tokens need more between them than a passage of nothing.
+        fn from(&self, frame: usize, place: Place, passes: bool) -> f64 {
             let Walk(log_probs, outputs, text, costs) = *self;
             let tokens = text.tokens();
             let frames = log_probs.len() / outputs;
@@ -86,7 +86,9 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
             }
             if let Place::Passage(_, first) = place {
                 let cost = if first { 0.0 } else { resumes(text, state, costs) };
-                best = best.max(cost + self.from(frame, Place::Blank(state), true));
+                if !passes {
+                    best = best.max(cost + self.from(frame, Place::Blank(state), true));
+                }
                 if let Some(word) = word {
                     let there = Place::Passage(text.word(word).end, first);
                     best = best.max(left_out_there(text, word, costs) + self.from(frame, there, false));
@@ -106,8 +108,8 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
                 }
                 return best;
             }
-            if costs != Costs::FORCED && between_words && !ended {
-                best = best.max(self.from(frame, Place::Passage(state, false), false));
+            if costs != Costs::FORCED && between_words && !passes {
+                best = best.max(self.from(frame, Place::Passage(state, false), true));
             }
             if let Some(word) = word {
                 let end = text.word(word).end;

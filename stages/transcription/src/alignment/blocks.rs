@@ -37,8 +37,6 @@ const MOST_FRAMES: usize = 750;
 const HEARD: f64 = 4.0;
 const UNPAIRED: f64 = 0.4;
 const FEWEST_UNHEARD: usize = 4;
-/// How many words farther another one of the text was heard at most, beside one that was heard.
-const FARTHEST: usize = 4;
 
 /// The places (in the text, among all heard words) of words that correspond to each other. Words are given by their keys; those of the
 /// text may be empty, which correspond to nothing. `lengths`: words of each segment of the text.
@@ -59,17 +57,12 @@ pub fn pairs(text: &[&str], lengths: &[usize], heard: &[Vec<String>]) -> Vec<(us
 }
 
 /// What the cost of leaving out each word of a text is multiplied by, from its [`pairs()`] with what was heard: words that were
-/// heard are seldom left out for others that sound like them, and those of a passage that was not heard easily. A word that was
-/// heard far from all others of the text may be another one.
+/// heard are seldom left out for others that sound like them, and those of a passage that was not heard easily.
 pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -> Vec<f64> {
     let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
     let mut factors = vec![UNPAIRED; text.len()];
-    for (index, &(word, at)) in pairs.iter().enumerate() {
-        let before = index.checked_sub(1).map(|before| at - pairs[before].1);
-        let behind = pairs.get(index + 1).map(|behind| behind.1 - at);
-        let nearest = before.into_iter().chain(behind).min();
-        let is_heard = text[word] == all[at] && nearest.is_none_or(|words| words <= FARTHEST);
-        factors[word] = if is_heard { HEARD } else { 1.0 };
+    for &(word, at) in pairs {
+        factors[word] = if text[word] == all[at] { HEARD } else { 1.0 };
     }
     // A few words may have been overheard.
     for run in factors.chunk_by_mut(|a, b| *a == UNPAIRED && *b == UNPAIRED) {

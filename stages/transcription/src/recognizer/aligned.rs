@@ -30,6 +30,8 @@ const MOST_TOKENS_PER_FRAME: usize = 10;
 const REACH: f64 = 0.5;
 /// What the cost of going on behind a passage without text is multiplied by where a segment begins.
 const BETWEEN_SEGMENTS: f64 = 0.7;
+/// What a score counts for each word that was heard and is not in the text, on top of what the path pays for its passage.
+const WITHOUT_TEXT: f64 = -2.0;
 /// Pauses within speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -217,16 +219,18 @@ impl Recognizer {
         ];
         let (again, of_again) = (windows.clone(), blocks.clone());
         let found = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)?;
-        let found = match found {
-            // A model that does not know the language, or a text that is another one: greedy search is no measure.
-            Some(found) if 2 * text.tokens_left_out(&found.words) > text.tokens() => {
+        // A model that does not know the language, or a text that is another one: greedy search is no measure.
+        let fits_badly = |found: &Aligned| 2 * text.tokens_left_out(&found.words) > text.tokens();
+        let has_passages = !found.as_ref().is_some_and(fits_badly);
+        let found = match has_passages {
+            true => found,
+            false => {
                 let settings = AlignmentSettings {
                     costs: settings.costs.without_passages(),
                     ..*settings
                 };
                 self.align_blocks(again, of_again, &text, recording, &settings, cancelled)?
             }
-            found => found,
         };
         let Some(mut found) = found else {
             return Ok(None);
@@ -242,6 +246,13 @@ impl Recognizer {
         }
         let heard = heard.into_iter().zip(is_of_text);
         found.tell_without_text(heard.filter(|(word, _)| near(word)));
+        if has_passages {
+            let words = found
+                .without_text
+                .iter()
+                .map(|part| part.text.split_whitespace().count());
+            found.score += WITHOUT_TEXT * words.sum::<usize>() as f64 / text.tokens().max(1) as f64;
+        }
         found.with_segments(&text.lengths, &settings.segments).map(Some)
     }
 

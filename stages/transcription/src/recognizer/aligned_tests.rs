@@ -125,8 +125,6 @@ fn words_that_were_not_said_and_speech_without_text_are_told() {
     assert!((last.start - fitting.segments[1].start).abs() < 0.17, "{last:?}");
     // A sentence too few.
     let found = align(&recognizer, &samples, &texts[..1]).unwrap();
-    println!("DEBUG {places:?} {texts:?} {:?}", fitting.segments);
-    println!("DEBUG2 {words:?} {:?}", found.score);
     assert!(found.not_said.is_empty(), "{:?}", found.not_said);
     let [without] = &found.without_text[..] else {
         panic!("{:?} {:?}", found.without_text, found.words);
