@@ -193,7 +193,7 @@ pub fn align(
     }
     let at_once = (CELLS_AT_ONCE / states).max(1);
     let (mut here, mut asked) = (Cells::default(), 0..0);
-    for frame in 0..frames {
+    for (frame, there) in heard.iter().enumerate() {
         if frame >= asked.end {
             asked = frame..frames.min(frame + at_once);
             here = of_frames(asked.clone())?;
@@ -234,7 +234,7 @@ pub fn align(
                 lattice.offer(frame, (frame + 1, state), score + costs.no_text, Way::NoText);
             }
         }
-        let cost = heard[frame].cost(costs.passage);
+        let cost = there.cost(costs.passage);
         let passages = lattice.passages.iter_mut().flatten();
         passages.for_each(|score| *score += cost);
         // The row becomes that of a later frame.
