@@ -1,10 +1,11 @@
 //! `flow fmt`: writes pipelines in one form. Values and comments stay.
 
-use std::fs::{self, File};
+use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
-use flow_store::write_atomically;
+use flow_base::regular_file::open_regular_file;
 use pretty_yaml::config::{FormatOptions, LanguageOptions, LayoutOptions};
 use serde_yaml::Value;
 
@@ -19,40 +20,69 @@ const MOST_BYTES: u64 = 16 << 20;
 const PASSES: usize = 4;
 
 pub fn fmt(arguments: &FmtArguments, input: &mut dyn Read, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let mut differ = 0;
-    for path in &arguments.paths {
-        if path == Path::new("-") {
-            let text = read(&mut *input).map_err(|why| Failure::unreadable(format!("standard input: {why}")))?;
-            let done = formatted(&text).map_err(|why| Failure::unreadable(format!("standard input: {why}")))?;
-            match arguments.check {
-                true => differ += usize::from(done != text),
-                false => out.write_all(done.as_bytes())?,
+    let (mut differ, mut failed) = (0, Vec::new());
+    for given in &arguments.paths {
+        if given == Path::new("-") {
+            let done = read(&mut *input).and_then(|text| Ok((formatted(&text)?, text)));
+            match done {
+                Ok((done, _)) if !arguments.check => out.write_all(done.as_bytes())?,
+                Ok((done, text)) if done != text => {
+                    differ += 1;
+                    writeln!(out, "standard input is not formatted")?;
+                }
+                Ok(_) => {}
+                Err(why) => failed.push(format!("standard input: {why}")),
             }
             continue;
         }
-        for path in pipelines(path)? {
-            let failed = |why: String| Failure::unreadable(format!("{}: {why}", path.display()));
-            let text = File::open(&path).map_err(|error| error.to_string()).and_then(read);
-            let text = text.map_err(failed)?;
-            let done = formatted(&text).map_err(failed)?;
-            if done == text {
-                continue;
+        for path in pipelines(given)? {
+            let shown = path.display();
+            match fmt_file(&path, arguments.check) {
+                Ok(false) => {}
+                Ok(true) if arguments.check => {
+                    differ += 1;
+                    writeln!(out, "{shown} is not formatted")?;
+                }
+                Ok(true) => writeln!(out, "formatted {shown}")?,
+                Err(why) => failed.push(format!("{shown}: {why}")),
             }
-            differ += 1;
-            if arguments.check {
-                writeln!(out, "{} is not formatted", path.display())?;
-                continue;
-            }
-            // A link stays one.
-            let target = path.canonicalize().map_err(|error| failed(error.to_string()))?;
-            write_atomically(&target, done.as_bytes())?;
-            writeln!(out, "formatted {}", path.display())?;
         }
     }
-    match arguments.check && differ > 0 {
-        true => Ok(Exit::Failed),
-        false => Ok(Exit::Done),
+    match (failed.is_empty(), differ) {
+        (false, _) => Err(Failure::unreadable(failed.join("\n"))),
+        (true, 0) => Ok(Exit::Done),
+        (true, _) => Ok(Exit::Failed),
     }
+}
+
+/// Whether a file was, or is to be, formatted.
+fn fmt_file(path: &Path, check: bool) -> Result<bool, String> {
+    let text = read_file(path)?;
+    let done = formatted(&text)?;
+    if done == text || check {
+        return Ok(done != text);
+    }
+    replace(path, done.as_bytes()).map_err(|error| format!("it cannot be written: {error}"))?;
+    Ok(true)
+}
+
+/// Replaces a file as a whole. A link stays one, and owner and permissions stay.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    let of_file = fs::metadata(&path)?;
+    if of_file.permissions().readonly() {
+        return Err(io::Error::other("it is read-only"));
+    }
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(bytes)?;
+    // Only root may give a file to somebody else.
+    let _ = chown(file.path(), Some(of_file.uid()), Some(of_file.gid()));
+    let permissions: Permissions = of_file.permissions();
+    file.as_file().set_permissions(permissions)?;
+    file.as_file().sync_all()?;
+    file.persist(&path)?;
+    Ok(())
 }
 
 /// A file, or the pipelines in a folder and the folders in it, in order.
@@ -88,12 +118,20 @@ fn pipelines(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     }
 }
 
-/// Whether a file has the key that every pipeline has. One that cannot be read counts, so that the error is seen.
+/// Whether a file has the key that every pipeline has. One that cannot be read counts if it may have it, so that the error is seen.
 fn is_pipeline(path: &Path) -> bool {
-    let text = File::open(path).map_err(|error| error.to_string()).and_then(read);
-    text.map_or(true, |text| text.lines().any(|line| line.starts_with("flow:")))
+    let Ok(text) = read_file(path) else { return true };
+    match values(&text) {
+        Ok(values) => values.get("flow").is_some(),
+        Err(_) => text.lines().any(|line| line.starts_with("flow:")),
+    }
 }
 
+fn read_file(path: &Path) -> Result<String, String> {
+    read(open_regular_file(path).map_err(|error| error.to_string())?)
+}
+
+/// A text, without a byte order mark.
 fn read(from: impl Read) -> Result<String, String> {
     let mut bytes = Vec::new();
     let mut limited = from.take(MOST_BYTES + 1);
@@ -109,6 +147,7 @@ fn read(from: impl Read) -> Result<String, String> {
 /// # Errors
 /// If the text is not YAML, or another text would have other values.
 fn formatted(text: &str) -> Result<String, String> {
+    let text = text.trim_start_matches('\u{feff}');
     let values = values(text)?;
     let mut done = text.to_owned();
     for _ in 0..PASSES {
@@ -131,23 +170,85 @@ fn once(text: &str, expected: &Value) -> Result<String, String> {
         language: LanguageOptions {
             brace_spacing: false,
             trailing_comma: false,
+            // Those in texts belong to the text.
+            trim_trailing_whitespaces: false,
             ..LanguageOptions::default()
         },
     };
     // What looks like a long map may be part of a text in quotes.
     let blocks = Some(with_blocks(text)).filter(|blocks| values(blocks).is_ok_and(|values| values == *expected));
-    let done = pretty_yaml::format_text(blocks.as_deref().unwrap_or(text), &options)
-        .map_err(|error| format!("it cannot be formatted: {error}"))?;
-    match values(&done) {
-        Ok(values) if values == *expected => Ok(done),
-        _ => Err("it cannot be formatted without changing its values; the file is as it was".to_owned()),
+    let text = blocks.as_deref().unwrap_or(text);
+    let done = pretty_yaml::format_text(text, &options).map_err(|error| format!("it cannot be formatted: {error}"))?;
+    let is_same = |text: &String| values(text).is_ok_and(|values| values == *expected);
+    match [with_comments(text, &done), Some(done)]
+        .into_iter()
+        .flatten()
+        .find(is_same)
+    {
+        Some(done) => Ok(done),
+        None => Err("it cannot be formatted without changing its values; the file is as it was".to_owned()),
     }
 }
 
 /// The values of a document. The parser refuses what is nested too deep, for the formatter as well.
 fn values(text: &str) -> Result<Value, String> {
+    let text = text.trim_start_matches('\u{feff}');
     flow_yaml_guard::check(text).map_err(|error| error.to_string())?;
     serde_yaml::from_str(text).map_err(|error| error.to_string())
+}
+
+/// The formatted text with its comments where they were: on lines of their own, they are indented as the line after or before them
+/// is. The formatter moves some of them out of their block. None where the lines of the two texts do not fit each other.
+fn with_comments(text: &str, done: &str) -> Option<String> {
+    let is_comment = |line: &str| line.trim_start().starts_with('#');
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let lines = |text: &str| -> Vec<String> {
+        text.lines()
+            .filter(|line| !line.trim().is_empty())
+            .map(str::to_owned)
+            .collect()
+    };
+    let (before, after) = (lines(text), lines(done));
+    let fits = |(before, after): (&String, &String)| is_comment(before) == is_comment(after);
+    if before.len() != after.len() || !before.iter().zip(&after).all(fits) {
+        return None;
+    }
+    // For each line, the next one and the last one that are no comments.
+    let mut content = None;
+    let mut next = vec![None; before.len()];
+    for (at, line) in before.iter().enumerate().rev() {
+        next[at] = content;
+        content = if is_comment(line) { content } else { Some(at) };
+    }
+    let mut last = None;
+    let mut beside = Vec::with_capacity(before.len());
+    for (at, line) in before.iter().enumerate() {
+        if !is_comment(line) {
+            last = Some(at);
+        }
+        let near = [next[at], last].into_iter().flatten();
+        beside.push(
+            near.filter(|_| is_comment(line))
+                .find(|&other| indent(&before[other]) == indent(line)),
+        );
+    }
+    let mut number = 0;
+    let mut moved = String::with_capacity(done.len());
+    for line in done.split_inclusive('\n') {
+        if line.trim().is_empty() {
+            moved.push_str(line);
+            continue;
+        }
+        match beside[number] {
+            Some(other) => {
+                moved.push_str(&" ".repeat(indent(&after[other])));
+                moved.push_str(line.trim_start());
+            }
+            None => moved.push_str(line),
+        }
+        number += 1;
+    }
+    Some(moved)
 }
 
 /// The text with long lines `key: {a: 1, b: 2}` as blocks.
@@ -216,9 +317,28 @@ fn entries(inner: &str) -> Option<Vec<&str>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
-    const MESSY: &str = "# about\nflow:   1\n\n\n\nparams:\n    a:  {default: \"\",   help: \"one, {two}\"} # why\n    long: {default: [1,2], help: \"a text that is so long that the line with it is longer than the hundred and twenty characters of a line, it's so\"}\nstages:\n    # the first\n    - {\"x\": 1}\n    -   |\n      key: {default: 1, help: \"in a text, which stays as it is, however long the line, since it is a text and none of the values of a map\"}\n";
+    const MESSY: &str = r#"# about
+flow:   1
+
+
+
+params:
+    a:  {default: "",   help: "one, {two}"} # why
+    # b: {default: 1}
+    long: {default: [1,2], help: "a text that is so long that the line with it is longer than the hundred and twenty characters of a line, it's so"}
+    last: 1 # of them
+    # but this one
+stages:
+    # the first
+    - {"x": 1}
+    -   |
+      key: {default: 1, help: "in a text, which stays as it is, however long the line, since it is a text and none of the values of a map"}
+      # white space in a text stays: 
+"#;
 
     #[test]
     fn values_and_comments_stay_and_the_form_is_one() {
@@ -232,7 +352,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().join("b/x.yaml"), folder.path().join("other.yml"));
         fs::create_dir(folder.path().join("b")).unwrap();
-        fs::write(&path, MESSY).unwrap();
+        fs::write(&path, format!("\u{feff}{MESSY}")).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&path, folder.path().join("link.yaml")).unwrap();
         fs::write(&other, "name:   of another program\n").unwrap();
         let run = |check: bool| {
             let arguments = FmtArguments {
@@ -243,11 +365,37 @@ mod tests {
             let exit = fmt(&arguments, &mut io::empty(), &mut out).unwrap();
             (exit, String::from_utf8(out).unwrap().lines().count())
         };
-        assert_eq!(run(true), (Exit::Failed, 1));
-        assert_eq!(fs::read_to_string(&path).unwrap(), MESSY);
+        assert_eq!(run(true), (Exit::Failed, 2));
+        assert!(fs::read_to_string(&path).unwrap().ends_with(MESSY));
         assert_eq!(run(false), (Exit::Done, 1));
         assert_eq!(run(true), (Exit::Done, 0));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(
+            fs::symlink_metadata(folder.path().join("link.yaml"))
+                .unwrap()
+                .is_symlink()
+        );
         assert_eq!(fs::read_to_string(&other).unwrap(), "name:   of another program\n");
+    }
+
+    #[test]
+    fn files_that_cannot_be_formatted_are_named_and_the_others_are_formatted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("a.yaml"), "flow: [1\n").unwrap();
+        fs::write(path("b.yaml"), "flow:   1\n").unwrap();
+        fs::write(path("c.yaml"), "flow:   1\n").unwrap();
+        fs::set_permissions(path("c.yaml"), Permissions::from_mode(0o444)).unwrap();
+        let run = |paths: Vec<PathBuf>| fmt(&FmtArguments { paths, check: false }, &mut io::empty(), &mut Vec::new());
+        let failed = run(vec![folder.path().to_path_buf(), "/dev/null".into()])
+            .unwrap_err()
+            .to_string();
+        for (name, why) in [("a.yaml", "line 2"), ("c.yaml", "read-only"), ("/dev/null", "a device")] {
+            let told = failed.lines().find(|line| line.contains(name));
+            assert!(told.is_some_and(|line| line.contains(why)), "{failed}");
+        }
+        assert_eq!(fs::read_to_string(path("b.yaml")).unwrap(), "flow: 1\n");
+        assert_eq!(fs::read_to_string(path("c.yaml")).unwrap(), "flow:   1\n");
     }
 
     #[test]
@@ -272,9 +420,8 @@ mod tests {
     fn bundled_pipelines_are_formatted() {
         for path in pipelines(&Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines")).unwrap() {
             let text = fs::read_to_string(&path).unwrap();
-            assert_eq!(
-                formatted(&text).unwrap(),
-                text,
+            assert!(
+                formatted(&text).unwrap() == text,
                 "{}: run `flow fmt pipelines`",
                 path.display()
             );

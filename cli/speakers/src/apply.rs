@@ -9,7 +9,7 @@ use flow_base::escape::escape_line;
 use flow_cli::failure::{Exit, Failure};
 use flow_inspect::table::plural;
 use flow_kind::read_regular_file;
-use flow_speakers::voices::{Diarization, SpeakerKey, Voices, fault_of_name};
+use flow_speakers::voices::{Diarization, SpeakerKey, VoiceStore, Voices};
 use flow_store::write_atomically;
 use serde_json::{Map, Value, json};
 
@@ -29,7 +29,7 @@ pub fn apply(folder: &Path, arguments: &ApplyArguments, out: &mut dyn Write) -> 
     let known = by_path(voices);
     let mut done = 0;
     for file in &files {
-        match applied(voices, file, &known, &inputs, arguments) {
+        match applied(folder, voices, file, &known, &inputs, arguments) {
             Ok(()) => done += 1,
             Err((path, why)) => refused.add(&path, why),
         }
@@ -45,6 +45,7 @@ pub fn apply(folder: &Path, arguments: &ApplyArguments, out: &mut dyn Write) -> 
 
 /// Writes the files of a recording. An error names the file that it is about.
 fn applied(
+    folder: &Path,
     voices: &Voices,
     file: &Named,
     known: &BTreeMap<&str, &str>,
@@ -79,37 +80,46 @@ fn applied(
             AppliedFormat::Json => diarization.renamed_json(&name),
         };
         let path = arguments.out.join(format!("{recording}.{}", format.ending()));
-        write_new(&path, text.as_bytes(), inputs, arguments.overwrite).map_err(|why| (path, why))?;
+        write_new(folder, &path, text.as_bytes(), inputs, arguments.overwrite).map_err(|why| (path, why))?;
     }
     Ok(())
 }
 
 /// The name of each speaker's voice, or its number.
 fn names(voices: &Voices, recording: &str, diarization: &Diarization) -> BTreeMap<String, String> {
-    let key = |label: &str| SpeakerKey::new(recording, label);
-    let labels = || {
-        diarization
-            .speakers
-            .iter()
-            .map(|speaker| &speaker.label)
-            .chain(&diarization.voiceless)
-    };
-    let of_voice = |label: &String| {
-        let member = voices.members().get(&key(label))?;
-        Some((label.clone(), voices.shown(member.voice)))
-    };
-    let mut names: BTreeMap<String, String> = labels().filter_map(of_voice).collect();
-    let used: BTreeSet<String> = names.values().cloned().collect();
-    for label in labels() {
-        if used.contains(label) && !names.contains_key(label) && fault_of_name(label).is_none() {
-            names.insert(label.clone(), UNKNOWN.to_owned());
+    let labels = diarization.labels();
+    let mut names = BTreeMap::new();
+    for label in &labels {
+        if let Some(member) = voices.members().get(&SpeakerKey::new(recording, *label)) {
+            names.insert((*label).to_owned(), voices.shown(member.voice));
+        }
+    }
+    // As RTTM writes them.
+    let field = |name: &str| name.replace(char::is_whitespace, "_");
+    let mut used: BTreeSet<String> = names.values().map(|name| field(name)).collect();
+    let (taken, free): (Vec<&str>, Vec<&str>) = labels
+        .iter()
+        .filter(|label| !names.contains_key(**label))
+        .partition(|label| used.contains(&field(label)));
+    used.extend(free.into_iter().map(field));
+    for label in taken {
+        let numbered = (2..).map(|number| format!("{UNKNOWN}_{number}"));
+        let name = std::iter::once(UNKNOWN.to_owned())
+            .chain(numbered)
+            .find(|name| !used.contains(name));
+        if let Some(name) = name {
+            used.insert(name.clone());
+            names.insert(label.to_owned(), name);
         }
     }
     names
 }
 
 /// Writes a file. What is there with another content is replaced only if that is asked for, and never if it is among the inputs.
-fn write_new(path: &Path, bytes: &[u8], inputs: &BTreeSet<&str>, overwrite: bool) -> Result<(), String> {
+fn write_new(store: &Path, path: &Path, bytes: &[u8], inputs: &BTreeSet<&str>, overwrite: bool) -> Result<(), String> {
+    if VoiceStore::owns(store, path) {
+        return Err("it is a file of the store itself: name another one".to_owned());
+    }
     if fs::symlink_metadata(path).is_ok() {
         let real = path.canonicalize().map_err(|error| error.to_string())?;
         if real.to_str().is_some_and(|real| inputs.contains(real)) {
@@ -155,7 +165,7 @@ pub fn export(folder: &Path, arguments: &ExportArguments, out: &mut dyn Write) -
     let count = plural(known.len() as u64, "voice");
     let text = format!("{}\n", Value::Object(known));
     let path = &arguments.file;
-    write_new(path, text.as_bytes(), &BTreeSet::new(), arguments.overwrite)
+    write_new(folder, path, text.as_bytes(), &BTreeSet::new(), arguments.overwrite)
         .map_err(|why| Failure::unreadable(format!("{}: {why}", path.display())))?;
     writeln!(out, "{count} in {}", escape_line(&path.to_string_lossy()))?;
     Ok(())

@@ -20,7 +20,7 @@ pub fn name(folder: &Path, text: &str, name: &str, out: &mut dyn Write) -> Resul
     let id = voice(voices, text)?;
     if let Some(fault) = fault_of_name(name) {
         return Err(Failure::Usage {
-            message: format!("`{name}` cannot be the name of a voice: it {fault}"),
+            message: format!("`{}` cannot be the name of a voice: it {fault}", escape_line(name)),
             help: None,
         });
     }

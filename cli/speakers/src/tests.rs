@@ -288,6 +288,40 @@ fn files_of_others_are_not_replaced() {
             .contains("--overwrite replaces it")
     );
     place.done(&["export", "./known.json", "--overwrite"]);
+    let log = place.read("voices/changes.jsonl");
+    for name in [
+        "./voices/changes.jsonl",
+        "./voices/lock",
+        "./in/../voices/changes.jsonl",
+    ] {
+        let refused = place.refused(&["export", name, "--overwrite"]);
+        assert!(refused.contains("a file of the store"), "{refused}");
+    }
+    assert_eq!(place.read("voices/changes.jsonl"), log);
+}
+
+#[test]
+fn labels_of_a_recording_stay_distinct() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let silent = [0.0; 3];
+    let speakers = [
+        ("SPEAKER_00", 9.0, [1.0, 0.0, 0.0]),
+        ("SPEAKER_01", 8.0, [0.0, 1.0, 0.0]),
+        ("V1", 0.1, silent),
+        ("V2", 0.1, silent),
+        ("UNKNOWN", 0.1, silent),
+    ];
+    place.write("in/a.json", &speakers);
+    place.done(&["add", "./in"]);
+    place.done(&["apply", "./in", "--out", "./named", "--format", "json"]);
+    let json: Value = serde_json::from_str(&place.read("named/a.json")).unwrap();
+    let labels: Vec<&str> = json["speakers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|found| found["speaker"].as_str().unwrap())
+        .collect();
+    assert_eq!(labels, ["V1", "V2", "UNKNOWN_2", "UNKNOWN_3", "UNKNOWN"]);
 }
 
 #[test]
@@ -306,6 +340,8 @@ fn mistakes_are_told_by_name() {
     for (command, said) in [
         (&["show", "V9"][..], "there is no voice `V9`"),
         (&["name", "V1", "SPEAKER_07"], "a name that unknown speakers have"),
+        (&["name", "V1", "new"], "reserved for a new voice"),
+        (&["name", "V1", "a\nb"], "`a\\nb` cannot"),
         (&["name", "V1", "v12"], "like the number of a voice"),
         (&["name", "V1", "\u{1b}[2J"], "control characters"),
         (

@@ -164,6 +164,8 @@ pub struct ExportSet {
     guarded: Vec<Guarded>,
     /// Why a set without rows is probably a mistake.
     without_rows: Option<String>,
+    /// Whether nothing says that the folder had a set, or that one was being put in place.
+    is_new: bool,
     /// Dropped last: a folder is let go after it has been cleaned up.
     target: Target,
 }
@@ -288,6 +290,7 @@ impl ExportSet {
             rows: BTreeMap::new(),
             guarded: Vec::new(),
             without_rows: None,
+            is_new: false,
             target,
         }
     }
@@ -300,6 +303,9 @@ impl ExportSet {
         files: Files,
     ) -> Result<ExportSet, StoreError> {
         files.create_folder(folder)?;
+        let is_new = ![LOCK, manifest]
+            .iter()
+            .any(|name| folder.join(name).symlink_metadata().is_ok());
         let lock = Lock::take(&folder.join(LOCK), "the export folder", run)?;
         let files = files.under(&lock);
         // The set of a newer flow is not overwritten, nor a file of another program with this name. One of ours that
@@ -321,7 +327,27 @@ impl ExportSet {
         lock.note(&[&name])?;
         files.create_new_folder(&waiting)?;
         let target = Target::Folder { files, lock };
-        Ok(ExportSet::new(folder, manifest, waiting, key, target))
+        let mut set = ExportSet::new(folder, manifest, waiting, key, target);
+        set.is_new = is_new;
+        Ok(set)
+    }
+
+    /// Refuses a folder that has no set and has files of these names, or folders that are not empty: the set may be made from them.
+    ///
+    /// # Errors
+    /// With the first of them.
+    pub fn refuse_others(&self, names: impl IntoIterator<Item = String>) -> Result<(), StoreError> {
+        let is_taken = |name: &String| match self.folder.join(name) {
+            path if path.is_dir() => !std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
+            path => path.symlink_metadata().is_ok(),
+        };
+        match names.into_iter().filter(|_| self.is_new).find(is_taken) {
+            Some(found) => Err(StoreError::OtherSet {
+                path: self.folder.clone(),
+                found,
+            }),
+            None => Ok(()),
+        }
     }
 
     /// The folder that receives the set; a URL in object storage.

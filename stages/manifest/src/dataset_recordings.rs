@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use flow_audio::AudioError;
-use flow_audio::decode::{SAMPLE_RATE, read_file, read_range};
+use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::embedded;
 use flow_audio::flac_encode::encode_signal;
 use flow_audio::format::recognise;
@@ -97,7 +97,7 @@ impl RowPlace {
         (&self.path, self.range) == (&other.path, other.range)
     }
 
-    /// Whether the row is all of the recording. Where its header does not say how long it is, a row without `start` is.
+    /// Whether the row is all of the recording, which is decoded where its header does not say how long it is.
     fn is_whole(&self, seconds: f64) -> Result<bool, AudioError> {
         if self.start.is_some_and(|start| start != 0.0) {
             return Ok(false);
@@ -106,9 +106,15 @@ impl RowPlace {
             Some(length) => Some(length),
             None => RecordingReader::open(&self.path, self.range, Channels::Mix)?.stated_seconds(),
         };
-        Ok(length.map_or(self.start.is_none(), |length| {
-            (length - seconds).abs() <= TOLERANCE_SECONDS
-        }))
+        let length = match length {
+            Some(length) => length,
+            // One that cannot be decoded is refused where it is read.
+            None => match decode(&self.stored_bytes()?, seconds * 2.0 + 30.0) {
+                Ok(signal) => signal.len() as f64 / f64::from(SAMPLE_RATE),
+                Err(_) => return Ok(false),
+            },
+        };
+        Ok((length - seconds).abs() <= TOLERANCE_SECONDS)
     }
 
     /// The absolute path of its file, where that holds this recording alone and is on this machine.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray, UInt32Array};
 use flow_corpus::written_set::REJECTS;
+use flow_kind::event::Event;
 use flow_kind::reject::of_rows;
-use flow_kind::{ExportFile, ExportSet, Partition, Reject, RejectClass, StageError};
+use flow_kind::{Artifact, ExportFile, ExportSet, Partition, Reject, RejectClass, StageError};
 use parquet::arrow::ArrowWriter;
 
-use crate::dataset_rows::failed_to_write;
+use crate::dataset_rows::{Writing, failed_to_write};
 use crate::write_rejects::rejects_schema;
 use crate::write_settings::WriteSettings;
 
@@ -64,16 +65,21 @@ impl<'s> Refused<'s> {
         Ok(())
     }
 
-    /// Ends the file, and gives what to say of `rows`, of which these were refused; nothing where none was.
+    /// Ends the file, and warns of the rows of the splits that were refused, if there are any.
+    ///
+    /// # Errors
+    /// If they are more than `max_unreadable` allows, or the file cannot be written.
     pub(crate) fn finish(
         self,
-        rows: u64,
+        splits: &[(&'static str, &Artifact)],
         settings: &WriteSettings,
         set: &mut ExportSet,
-    ) -> Result<Option<String>, StageError> {
+        writing: &Writing<'_>,
+    ) -> Result<(), StageError> {
         let Some((writer, path)) = self.file else {
-            return Ok(None);
+            return Ok(());
         };
+        let rows: u64 = splits.iter().map(|(_, artifact)| artifact.rows()).sum();
         let file = writer.into_inner().map_err(|error| failed_to_write(&path, &error))?;
         file.close();
         let refused: u64 = self.by_reason.values().sum();
@@ -87,15 +93,21 @@ impl<'s> Refused<'s> {
             reasons.join(", ")
         );
         if refused as f64 > rows as f64 * settings.max_unreadable {
-            return Err(StageError::refused(
-                told,
-                "look whether all recordings are there (a disk that is not mounted?); `max_unreadable` is the share that may be missing",
-            ));
+            let help = match reasons.iter().any(|reason| reason.contains("several_channels")) {
+                true => "`format: shar` mixes their channels; `max_unreadable` is the share that may be left out",
+                false => {
+                    "look whether all recordings are there (a disk that is not mounted?); `max_unreadable` is the share that may be \
+                     missing"
+                }
+            };
+            return Err(StageError::refused(told, help));
         }
         if refused == rows && !settings.allow_empty {
             set.guard_empty(told.clone());
         }
-        Ok(Some(format!("{told}; {REJECTS} of the dataset lists them")))
+        let told = format!("{told}; {REJECTS} of the dataset lists them");
+        writing.events.send(Event::warning(Some(self.stage.to_owned()), told));
+        Ok(())
     }
 }
 

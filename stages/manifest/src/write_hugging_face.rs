@@ -9,7 +9,6 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use flow_audio::decode::SAMPLE_RATE;
-use flow_kind::event::Event;
 use flow_kind::{Artifact, ExportFile, ExportSet, Inputs, Partition, StageError};
 use flow_storage::is_url;
 use parquet::arrow::ArrowWriter;
@@ -145,12 +144,7 @@ fn write_with_limits(
         };
         written.push(writer.write(set, &mut refused)?);
     }
-    let rows = splits.iter().map(|(_, artifact)| artifact.rows()).sum();
-    if let Some(told) = refused.finish(rows, settings, set)? {
-        writing
-            .events
-            .send(Event::warning(Some(writing.stage.to_owned()), told));
-    }
+    refused.finish(splits, settings, set, writing)?;
     let card = set.file("README.md")?;
     std::fs::write(&card, dataset_card(settings, &written)?).map_err(|error| failed_to_write(&card, &error))
 }

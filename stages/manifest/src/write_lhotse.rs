@@ -9,7 +9,6 @@ use flow_audio::AudioError;
 use flow_audio::part::{Extent, TOLERANCE_SECONDS, extent};
 use flow_corpus::extra::EXTRA;
 use flow_corpus::file_stem;
-use flow_kind::event::Event;
 use flow_kind::{Artifact, Digest, ExportSet, Partition, StageError};
 use flow_storage::is_url;
 
@@ -37,16 +36,14 @@ pub(crate) fn write_lhotse(
     set: &mut ExportSet,
     writing: &Writing<'_>,
 ) -> Result<(), StageError> {
+    let names = ["recordings", "supervisions", "cuts"];
+    let of_split = |(split, _): &(&str, &Artifact)| names.map(|name| format!("{name}_{split}.jsonl.gz"));
+    set.refuse_others(splits.iter().flat_map(of_split))?;
     let mut refused = Refused::of(writing.stage);
     for (split, artifact) in splits {
         write_split(settings, split, artifact, set, &mut refused, writing)?;
     }
-    let rows = splits.iter().map(|(_, artifact)| artifact.rows()).sum();
-    if let Some(told) = refused.finish(rows, settings, set)? {
-        let event = Event::warning(Some(writing.stage.to_owned()), told);
-        writing.events.send(event);
-    }
-    Ok(())
+    refused.finish(splits, settings, set, writing)
 }
 
 fn write_split(

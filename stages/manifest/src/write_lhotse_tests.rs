@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::concat_batches;
 use flow_audio::flac::{Samples, StreamInfo};
-use flow_audio::flac_encode::encode;
+use flow_audio::flac_encode::{encode, encode_signal};
 use flow_corpus::written_set::REJECTS;
 use flow_kind::ROW;
 use flow_runtime::harness::Output;
@@ -172,6 +172,73 @@ fn recordings_of_shar_have_one_channel() {
     write_as("lhotse", &[("master", &rows)], &out, "").unwrap();
     assert_eq!(reasons(&out), ["several_channels"]);
     assert_eq!(rows_of(&read(&out.join("cuts_train.jsonl.gz"), "")).len(), 1);
+}
+
+/// A corpus may be the input: what is there is not replaced, nor by a second attempt, and nothing is added to it.
+#[test]
+fn files_of_others_are_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = read(&layout("lhotse"), "");
+    for (format, name) in [("lhotse", "cuts_train.jsonl.gz"), ("shar", "train/notes.000000.txt")] {
+        let out = folder.path().join(format);
+        fs::create_dir_all(out.join(name).parent().unwrap()).unwrap();
+        fs::write(out.join(name), "mine").unwrap();
+        for _ in 0..2 {
+            let error = write_as(format, &[("train", &rows)], &out, "").unwrap_err();
+            let shown = format!("{error:?}");
+            assert!(shown.contains(name.split('/').next().unwrap()), "{shown}");
+            assert_eq!(files(&out), BTreeMap::from([(name.to_owned(), b"mine".to_vec())]));
+        }
+        fs::remove_file(out.join(name)).unwrap();
+        write_as(format, &[("train", &rows)], &out, "").unwrap();
+        write_as(format, &[("train", &rows)], &out, "").unwrap();
+    }
+}
+
+/// A row of a recording whose header does not say how long it is has its own seconds; damaged FLAC is not copied.
+#[test]
+fn recordings_of_shar_are_as_long_as_their_rows_and_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let signal: Vec<f32> = (0..48_000).map(|at| (at % 97) as f32 / 200.0).collect();
+    let whole = encode_signal(&signal, 16_000).unwrap();
+    // As a program writes it into a pipe: the last 36 bits of these 8 bytes are the number of samples.
+    let mut piped = whole.clone();
+    piped[21] &= 0xf0;
+    piped[22..26].fill(0);
+    let mut zeroed = whole.clone();
+    let middle = zeroed.len() / 2;
+    zeroed[middle..middle + 200].fill(0);
+    let truncated = &whole[..middle];
+    let manifest = folder.path().join("all.jsonl");
+    let mut lines = Vec::new();
+    for (name, bytes, seconds) in [
+        ("part", &piped[..], 1.0),
+        ("all", &piped, 3.0),
+        ("zeroed", &zeroed, 3.0),
+        ("truncated", truncated, 3.0),
+    ] {
+        let path = folder.path().join(format!("{name}.flac"));
+        fs::write(&path, bytes).unwrap();
+        lines.push(
+            json!({"audio_filepath": path, "text": "x", "lang": "hi", "duration": seconds, "segment_id": name})
+                .to_string(),
+        );
+    }
+    fs::write(&manifest, lines.join("\n")).unwrap();
+    let rows = read(&manifest, "");
+    assert_eq!(rows.all_rows("rows").num_rows(), 4);
+    let out = folder.path().join("out");
+    write_as("shar", &[("master", &rows)], &out, ", max_unreadable: 0.9").unwrap();
+    assert_eq!(reasons(&out), ["decode_error"; 2]);
+    let cuts = items(&files(&out)["train/cuts.000000.jsonl.gz"]);
+    let lengths: Vec<(&Value, &Value)> = cuts
+        .iter()
+        .map(|cut| (&cut["id"], &cut["recording"]["num_samples"]))
+        .collect();
+    assert_eq!(
+        lengths,
+        [(&json!("part"), &json!(16_000)), (&json!("all"), &json!(48_000))]
+    );
 }
 
 fn reasons(out: &Path) -> Vec<String> {

@@ -7,7 +7,6 @@ use flow_audio::decode::{SAMPLE_RATE, decode, frame_limit, read_file};
 use flow_audio::flac_encode::{MOST_RATE, encode, encode_signal};
 use flow_audio::{AudioError, flac, recording, tar_write};
 use flow_corpus::extra::EXTRA;
-use flow_kind::event::Event;
 use flow_kind::{Artifact, ExportFile, ExportSet, StageError};
 
 use crate::dataset_recordings::{Audio, RowPlace, audio_of_rows};
@@ -32,16 +31,12 @@ pub(crate) fn write_shar(
     set: &mut ExportSet,
     writing: &Writing<'_>,
 ) -> Result<(), StageError> {
+    set.refuse_others(splits.iter().map(|(split, _)| split.to_string()))?;
     let mut refused = Refused::of(writing.stage);
     for (split, artifact) in splits {
         write_split(settings, split, artifact, set, &mut refused, writing)?;
     }
-    let rows = splits.iter().map(|(_, artifact)| artifact.rows()).sum();
-    if let Some(told) = refused.finish(rows, settings, set)? {
-        let event = Event::warning(Some(writing.stage.to_owned()), told);
-        writing.events.send(event);
-    }
-    Ok(())
+    refused.finish(splits, settings, set, writing)
 }
 
 fn write_split(
@@ -136,9 +131,12 @@ fn read(rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Recording, Unusable>> 
 }
 
 fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
+    let undecoded = |fault: flac::Fault| AudioError::Decode(fault.to_string());
+    let samples = recording::decode(&bytes, frame_limit(MOST_RATE, max_seconds)).map_err(undecoded)?;
+    // One that is copied is whole.
     if let Some(info) = flac::stated_info(&bytes)
         && info.channels == 1
-        && info.total_frames > 0
+        && info.total_frames == samples.interleaved.len() as u64
     {
         return Ok(Recording {
             flac: bytes,
@@ -146,8 +144,6 @@ fn flac_of(bytes: Vec<u8>, max_seconds: f64) -> Result<Recording, AudioError> {
             frames: info.total_frames,
         });
     }
-    let undecoded = |fault: flac::Fault| AudioError::Decode(fault.to_string());
-    let samples = recording::decode(&bytes, frame_limit(MOST_RATE, max_seconds)).map_err(undecoded)?;
     if samples.info.channels == 1
         && let Some(flac) = encode(&samples)
     {

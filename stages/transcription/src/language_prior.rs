@@ -214,12 +214,15 @@ impl LanguagePrior {
         let tags: Vec<Option<String>> = pieces.iter().map(|piece| tag(piece)).collect();
         let is_wanted = |tag: &str| languages.iter().any(|wanted| same_language(wanted, tag));
         let has_tag = tags.iter().flatten().any(|tag| is_wanted(tag));
-        if !has_tag && tags.iter().any(Option::is_some) {
+        let is_untagged = |wanted: &&str| !tags.iter().flatten().any(|tag| same_language(wanted, tag));
+        let untagged: Vec<&str> = languages.iter().map(String::as_str).filter(is_untagged).collect();
+        if !untagged.is_empty() && tags.iter().any(Option::is_some) {
+            let named = untagged.join(", ");
             prior
                 .notes
                 .push(format!("the model was not made for {named}: it has no tag of it"));
         }
-        let scripts = prior.scripts(languages, &named);
+        let scripts = prior.scripts(languages);
         let is_special = |piece: &str| (piece.starts_with('<') && piece.ends_with('>')) || piece.is_empty();
         let of_pieces: Vec<Vec<Script>> = pieces
             .iter()
@@ -267,13 +270,17 @@ impl LanguagePrior {
     }
 
     /// The scripts of all of the languages; none where those of one are not known.
-    fn scripts(&mut self, languages: &[String], named: &str) -> Option<Vec<Script>> {
-        let found: Option<Vec<Vec<Script>>> = languages.iter().map(|code| scripts_of_language(code)).collect();
-        if found.is_none() {
+    fn scripts(&mut self, languages: &[String]) -> Option<Vec<Script>> {
+        let is_unknown = |code: &&str| scripts_of_language(code).is_none();
+        let unknown: Vec<&str> = languages.iter().map(String::as_str).filter(is_unknown).collect();
+        if !unknown.is_empty() {
+            let named = unknown.join(", ");
             self.notes.push(format!(
                 "the script of {named} is not known, so that no letters are left out"
             ));
+            return None;
         }
+        let found: Option<Vec<Vec<Script>>> = languages.iter().map(|code| scripts_of_language(code)).collect();
         found.map(|scripts| scripts.concat())
     }
 }
@@ -308,6 +315,14 @@ mod tests {
         assert!(greek.scores.is_empty() && greek.notes.len() == 2, "{greek:?}");
         let unknown = LanguagePrior::of(&tokenizer, &codes(&["xx"]), None);
         assert!(unknown.scores.is_empty() && unknown.notes.len() == 2, "{unknown:?}");
+        let one_unknown = LanguagePrior::of(&tokenizer, &codes(&["hi", "xx"]), None).notes;
+        assert_eq!(one_unknown.len(), 2, "{one_unknown:?}");
+        assert!(
+            one_unknown
+                .iter()
+                .all(|note| note.contains("xx") && !note.contains("hi")),
+            "{one_unknown:?}"
+        );
         assert_eq!(LanguagePrior::of(&tokenizer, &[], None), LanguagePrior::default());
     }
 

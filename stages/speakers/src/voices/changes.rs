@@ -115,6 +115,7 @@ pub fn fault_of_name(name: &str) -> Option<&'static str> {
     match KnownSpeakers::fault_of_name(name) {
         Some(fault) => Some(fault),
         None if name.parse::<VoiceId>().is_ok() => Some("has a name like the number of a voice"),
+        None if name == "new" => Some("has the name `new`, which is reserved for a new voice"),
         None if name.trim() != name => Some("has a name with spaces around it"),
         None if name.chars().count() > 200 => Some("has a name of more than 200 characters"),
         None => None,

@@ -12,6 +12,8 @@ use crate::turns::Turn;
 
 /// Most speakers of a recording.
 const MOST: usize = 1_000;
+/// Longest speech of a speaker, in seconds.
+const MOST_SECONDS: f64 = 1e7;
 /// Stretches of each speaker to listen to.
 const STRETCHES: usize = 3;
 
@@ -64,6 +66,11 @@ impl Diarization {
         let bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
         let json: Value =
             serde_json::from_slice(bytes).map_err(|error| Error::Input(format!("it is not JSON: {error}")))?;
+        if !json.is_object() {
+            return Err(Error::Input(
+                "it is not a diarization, as `flow diarize --format json` writes it: expected a JSON object".to_owned(),
+            ));
+        }
         if json.get("segments").is_some() {
             return Err(Error::Input(
                 "it is a transcript, which has no embeddings: give what `flow diarize --format json` writes".to_owned(),
@@ -93,8 +100,8 @@ impl Diarization {
             if !labels.insert(found.speaker.clone()) {
                 return Err(wrong("is there twice"));
             }
-            if !(found.seconds.is_finite() && found.seconds >= 0.0) {
-                return Err(wrong("has no number of seconds from 0"));
+            if !(0.0..=MOST_SECONDS).contains(&found.seconds) {
+                return Err(wrong("has no number of seconds from 0 to 10,000,000"));
             }
             // A mean of larger ones would not be finite.
             if found.embedding.is_empty()
@@ -127,6 +134,16 @@ impl Diarization {
             turns,
             json,
         })
+    }
+
+    /// All labels: of turns, and of speakers with or without a voice.
+    pub fn labels(&self) -> BTreeSet<&str> {
+        ["diarization", "exclusive_diarization", "speakers"]
+            .into_iter()
+            .filter_map(|list| self.json.get(list)?.as_array())
+            .flatten()
+            .filter_map(|entry| entry.get("speaker")?.as_str())
+            .collect()
     }
 
     /// The same document with other labels; `name` gives that of a label, if it has another one. What else is in it stays.

@@ -74,6 +74,24 @@ pub struct VoiceStore {
 }
 
 impl VoiceStore {
+    /// Whether a path is that of the log or the lock in the folder, also through links.
+    pub fn owns(folder: &Path, path: &Path) -> bool {
+        let real = path.canonicalize().ok().or_else(|| {
+            let parent = path.parent()?;
+            let parent = if parent.as_os_str().is_empty() {
+                Path::new(".")
+            } else {
+                parent
+            };
+            Some(parent.canonicalize().ok()?.join(path.file_name()?))
+        });
+        let own = |name: &str| {
+            let own = folder.canonicalize().ok()?.join(name);
+            Some(own.canonicalize().unwrap_or(own))
+        };
+        real.is_some_and(|real| [LOG, LOCK].into_iter().filter_map(own).any(|own| own == real))
+    }
+
     /// Opens a store to be read. It may be in a folder that cannot be written.
     ///
     /// # Errors

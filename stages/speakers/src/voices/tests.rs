@@ -554,11 +554,13 @@ fn what_is_no_diarization_is_refused_with_the_reason() {
     };
     for (json, said) in [
         (json!([]), "not a diarization"),
+        (json!([[[0.5, 1.0, "SPEAKER_00"]], [], []]), "expected a JSON object"),
         (json!({"segments": []}), "transcript"),
         (json!({"diarization": []}), "speakers"),
         (with("/speakers/1/speaker", json!("SPEAKER_00")), "there twice"),
         (with("/speakers/0/speaker", json!("a\u{1b}")), "control characters"),
         (with("/speakers/0/seconds", json!(-1)), "seconds"),
+        (with("/speakers/0/seconds", json!(1.5e308)), "10,000,000"),
         (with("/speakers/0/embedding", json!([])), "not a list"),
         (with("/speakers/0/embedding", json!([1e300, 1])), "not a list"),
         (with("/speakers/1/embedding", json!([1])), "another length"),
