@@ -63,9 +63,9 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
         (passages[0], passage_ways[0]) = (boundaries[0].resumes(costs.passage), BEGINS);
     }
     // What a state costs at a frame. Blank between words costs no more than `no_text`.
-    let cost = |row: &[f32], state: usize| match state % 2 {
+    let cost = |row: &[f32], there: HeardFrame, state: usize| match state % 2 {
         1 => f64::from(row[tokens[state / 2] as usize]),
-        _ if boundaries[state / 2].between_words => f64::from(row[blank]).max(costs.no_text),
+        _ if boundaries[state / 2].between_words => f64::from(row[blank]).max(there.no_text(costs)),
         _ => f64::from(row[blank]),
     };
     // What takes no frame, before the first one or after one: the end and the beginning of a passage, and words that are left out.
@@ -124,7 +124,7 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
             if over_blank && before[state - 2] > best {
                 (best, way) = (before[state - 2], OVER_BLANK);
             }
-            scores[state] = best + cost(row, state);
+            scores[state] = best + cost(row, heard[frame], state);
             ways[state] = way;
         }
         let cost = heard[frame].cost(costs.passage);
@@ -190,7 +190,7 @@ pub fn align(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs)
                     placed.frame = at;
                     placed.duration += 1;
                     placed.logprob += logprob;
-                } else if boundaries[state / 2].between_words && costs.no_text > f64::from(row[blank]) {
+                } else if boundaries[state / 2].between_words && heard[at].no_text(costs) > f64::from(row[blank]) {
                     add_before(&mut found.without_text, at);
                 }
                 state -= usize::from(way);

@@ -139,6 +139,8 @@ pub struct Costs {
     pub left_out: f64,
     /// For each frame between words, at most: the least that blank costs there.
     pub no_text: f64,
+    /// On top of that for each token that free decoding finds there: words that were said are not passed over as silence is.
+    pub passed_over: f64,
     pub passage: PassageCosts,
 }
 
@@ -159,6 +161,7 @@ impl Costs {
     pub const FORCED: Costs = Costs {
         left_out: f64::NEG_INFINITY,
         no_text: f64::NEG_INFINITY,
+        passed_over: 0.0,
         passage: PassageCosts {
             resumes: f64::NEG_INFINITY,
             left_out: f64::NEG_INFINITY,
@@ -170,6 +173,7 @@ impl Costs {
     #[must_use]
     pub fn without_passages(self) -> Costs {
         Costs {
+            passed_over: 0.0,
             passage: Costs::FORCED.passage,
             ..self
         }
@@ -191,6 +195,11 @@ pub struct HeardFrame {
 }
 
 impl HeardFrame {
+    /// What the frame costs without text, outside passages.
+    fn no_text(self, costs: Costs) -> f64 {
+        costs.no_text + costs.passed_over * self.tokens as f64
+    }
+
     /// What the frame costs in a passage without text.
     fn cost(self, costs: PassageCosts) -> f64 {
         match self.tokens {

@@ -74,6 +74,15 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
             let Walk(log_probs, outputs, text, costs) = *self;
             let tokens = text.tokens();
             let frames = log_probs.len() / outputs;
+            let row = |frame: usize| &log_probs[frame * outputs..][..outputs];
+            let output = |frame: usize| {
+                (0..outputs)
+                    .rev()
+                    .max_by(|a, b| row(frame)[*a].total_cmp(&row(frame)[*b]))
+                    .unwrap()
+            };
+            let is_token =
+                |frame: usize| output(frame) != outputs - 1 && (frame == 0 || output(frame) != output(frame - 1));
             let (state, last) = match place {
                 Place::Blank(state) | Place::Passage(state, _) => (state, None),
                 Place::Token(token) => (token + 1, Some(token)),
@@ -94,15 +103,7 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
                     best = best.max(left_out_there(text, word, costs) + self.from(frame, there, false));
                 }
                 if frame < frames {
-                    let row = |frame: usize| &log_probs[frame * outputs..][..outputs];
-                    let output = |frame: usize| {
-                        (0..outputs)
-                            .rev()
-                            .max_by(|a, b| row(frame)[*a].total_cmp(&row(frame)[*b]))
-                            .unwrap()
-                    };
-                    let is_token = output(frame) != outputs - 1 && (frame == 0 || output(frame) != output(frame - 1));
-                    let heard = if is_token { costs.passage.heard } else { 0.0 };
+                    let heard = if is_token(frame) { costs.passage.heard } else { 0.0 };
                     let logprob = f64::from(row(frame)[output(frame)]);
                     best = best.max(logprob + heard + self.from(frame + 1, place, false));
                 }
@@ -121,10 +122,11 @@ fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) 
             if frame == frames {
                 return best;
             }
-            let row = &log_probs[frame * outputs..][..outputs];
+            let row = row(frame);
             let mut blank = f64::from(row[outputs - 1]);
             if between_words {
-                blank = blank.max(costs.no_text);
+                let tokens = if is_token(frame) { 1.0 } else { 0.0 };
+                blank = blank.max(costs.no_text + tokens * costs.passed_over);
             }
             best = best.max(blank + self.from(frame + 1, Place::Blank(state), false));
             let mut next = Vec::new();
@@ -187,7 +189,8 @@ fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs
             }
             let cell = frame * (tokens + 1) + state;
             if word.is_some() || state == tokens {
-                best = best.max(costs.no_text + self.from(frame + 1, state, false));
+                let cost = costs.no_text + costs.passed_over * heard[frame].tokens as f64;
+                best = best.max(cost + self.from(frame + 1, state, false));
             }
             let arcs: Vec<(usize, usize, f64)> = match durations.is_empty() {
                 true => vec![(1, 0, 0.0)],
@@ -223,6 +226,7 @@ fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs
 const SOME_COSTS: Costs = Costs {
     left_out: -4.0,
     no_text: -2.0,
+    passed_over: 0.0,
     passage: PassageCosts {
         resumes: -10.0,
         left_out: -2.0,
@@ -234,14 +238,17 @@ const SOME_COSTS: Costs = Costs {
 fn some_costs() -> impl Strategy<Value = Costs> {
     prop_oneof![
         Just(Costs::FORCED),
-        prop::array::uniform5(-3.0..-0.1f64).prop_map(|[left_out, no_text, resumes, there, heard]| Costs {
-            left_out,
-            no_text,
-            passage: PassageCosts {
-                resumes,
-                left_out: there,
-                heard,
-            },
+        prop::array::uniform6(-3.0..-0.1f64).prop_map(|[left_out, no_text, passed_over, resumes, there, heard]| {
+            Costs {
+                left_out,
+                no_text,
+                passed_over,
+                passage: PassageCosts {
+                    resumes,
+                    left_out: there,
+                    heard,
+                },
+            }
         }),
     ]
 }

@@ -231,7 +231,8 @@ pub fn align(
                 }
             }
             if boundary.between_words {
-                lattice.offer(frame, (frame + 1, state), score + costs.no_text, Way::NoText);
+                let score = score + there.no_text(costs);
+                lattice.offer(frame, (frame + 1, state), score, Way::NoText);
             }
         }
         let cost = there.cost(costs.passage);

@@ -24,6 +24,7 @@ pub use known_text::segments_of_text;
 pub const COSTS: Costs = Costs {
     left_out: -5.0,
     no_text: -2.0,
+    passed_over: -0.5,
     passage: PassageCosts {
         resumes: -12.0,
         left_out: -1.2,

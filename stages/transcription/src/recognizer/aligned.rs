@@ -32,7 +32,7 @@ const REACH: f64 = 0.5;
 const BETWEEN_SEGMENTS: f64 = 0.7;
 /// What a score counts for each word that was heard and is not in the text, on top of what the path pays for its passage.
 const WITHOUT_TEXT: f64 = -2.0;
-/// Pauses within speech that is not in the text, in seconds.
+/// What may be between two parts of speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
 /// A text, word by word.
@@ -395,7 +395,13 @@ impl Recognizer {
                 let factors = text.factors.get(block.words.clone()).unwrap_or_default();
                 let of_block = &borders[block.words.start..=block.words.end];
                 let words = (&text.words[block.words.clone()], factors, of_block);
-                let result = self.align_block(&windows[block.windows.clone()], words, at, settings)?;
+                // Where the text is what was heard, no passage explains the speech better.
+                let costs = match block.fits {
+                    true => settings.costs.without_passages(),
+                    false => settings.costs,
+                };
+                let settings = AlignmentSettings { costs, ..*settings };
+                let result = self.align_block(&windows[block.windows.clone()], words, at, &settings)?;
                 at = result.words.last().map_or(at, |word| word.end);
                 results.push(result);
                 for window in &mut windows[block.windows.clone()] {
@@ -615,15 +621,27 @@ fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned
         languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
         ..Aligned::default()
     };
-    let mut score = 0.0;
+    let (mut score, mut silent) = (0.0, Vec::new());
     for result in results {
         all.words.extend(result.words);
         score += result.score;
-        for range in result.without_text {
-            match all.silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
-                Some(last) => last.end = range.end,
-                None => all.silent.push(range),
-            }
+        silent.extend(result.without_text);
+    }
+    let said: Vec<f64> = all
+        .words
+        .iter()
+        .filter(|word| word.said)
+        .map(|word| word.start)
+        .collect();
+    let words_before = |at: f64| said.partition_point(|start| *start < at);
+    for range in silent {
+        // A pause between two is part of them if no word of the text is there.
+        let goes_on = |last: &&mut Range<f64>| {
+            range.start - last.end <= PAUSE || words_before(range.start) == words_before(last.end)
+        };
+        match all.silent.last_mut().filter(goes_on) {
+            Some(last) => last.end = range.end,
+            None => all.silent.push(range),
         }
     }
     all.score = score / tokens.max(1) as f64;

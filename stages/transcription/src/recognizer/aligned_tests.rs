@@ -392,7 +392,7 @@ fn the_frames_of_a_window_keep_no_others() {
 }
 
 /// Of a recording as that of [`boundaries_are_near_those_that_are_known`], the third and the seventh minute of the text are replaced by
-/// lines from the other end of it.
+/// lines from the other end of it. A word of theirs is wrongly placed unless the same word was said there.
 #[test]
 #[ignore = "needs speech with known times of words"]
 fn replaced_minutes_are_not_said() {
@@ -401,8 +401,9 @@ fn replaced_minutes_are_not_said() {
     let samples = flow_audio::samples::samples(format!("{name}.wav").as_ref(), 1e5);
     let samples = samples.unwrap().unwrap();
     let known: Value = test_data::json(format!("{name}.json").as_ref());
+    let known = known["words"].as_array().unwrap();
     let mut lines: Vec<(String, f64)> = Vec::new();
-    for word in known["words"].as_array().unwrap() {
+    for word in known {
         let line = word[3].as_u64().unwrap() as usize;
         if line == lines.len() {
             lines.push((String::new(), word[1].as_f64().unwrap()));
@@ -420,21 +421,31 @@ fn replaced_minutes_are_not_said() {
     let recognizer = recognizer();
     let right = align(&recognizer, &samples, &whole).unwrap();
     let found = align(&recognizer, &samples, &text).unwrap();
-    let (mut replaced, mut placed, mut kept, mut lost) = (0, 0, 0, 0);
+    let was_said = |placed: &Word| {
+        let same = known.iter().filter(|word| word[0].as_str() == Some(&placed.word));
+        let mut starts = same.map(|word| word[1].as_f64().unwrap());
+        starts.any(|start| (start - placed.start).abs() < 0.4)
+    };
+    let (mut replaced, mut placed, mut wrongly, mut kept, mut lost) = (0, 0, 0, 0, 0);
     for (line, segment) in found.segments.iter().enumerate() {
-        let said = segment.words.iter().filter(|word| word.confidence != Some(0.0)).count();
-        match is_replaced(line) {
-            true => (replaced, placed) = (replaced + segment.words.len(), placed + said),
-            false => (kept, lost) = (kept + segment.words.len(), lost + segment.words.len() - said),
+        let there = segment.words.iter().filter(|word| word.confidence != Some(0.0));
+        let there: Vec<&Word> = there.collect();
+        if is_replaced(line) {
+            replaced += segment.words.len();
+            placed += there.len();
+            wrongly += there.iter().filter(|word| !was_said(word)).count();
+        } else {
+            kept += segment.words.len();
+            lost += segment.words.len() - there.len();
         }
     }
     println!(
-        "whole: {} of {} words not said, score {:.2}; replaced: {placed} of {replaced} words placed, {lost} of {kept} others not said, \
-         score {:.2}",
+        "whole: {} of {} words not said, score {:.2}; replaced: {placed} of {replaced} words placed, {wrongly} of them where others were \
+         said, {lost} of {kept} others not said, score {:.2}",
         right.words.len() - right.words_said(),
         right.words.len(),
         right.score,
         found.score
     );
-    assert!(placed * 10 < replaced, "{placed} of {replaced}");
+    assert!(wrongly * 20 <= replaced, "{wrongly} of {replaced}");
 }
