@@ -39,8 +39,10 @@ const ALL: &str = "all";
 ///
 /// `alignment_score` is the natural logarithm of the probability of the best path of the text through the recording, divided by
 /// the number of the text's tokens. A path may leave out words, at -5 for each token, and pass over frames between words without
-/// text, at -2 at most for each. So the score is near 0 where the model is certain of the text, and falls with words that were not said and
-/// with speech that is not in the text. docs/alignment.md has scores of texts that fit and that do not.
+/// text, at -2 at most for each. If other words were heard than the text has, it may also go over a passage as the model hears it, at
+/// -0.25 for each token there and -12 where the text goes on, unless it would leave out more than half of the tokens so. The score is
+/// near 0 where the model is certain of the text, and falls with words that were not said and with speech that is not in the text.
+/// docs/alignment.md has scores of texts that fit and that do not.
 ///
 /// `words_said` counts the words that the path places, `not_said` has the others; `without_text` is what the model hears where there is no
 /// text. `start` and `end` are those of the text within the recording, in seconds (null where nothing of it was said); `words` is a list
@@ -128,7 +130,7 @@ fn alignments_schema() -> SchemaRef {
 
 impl Kind for Align {
     const NAME: &'static str = "transcription.align";
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows with texts, and where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(

@@ -11,91 +11,186 @@ use crate::model::TdtModel;
 use crate::testing::golden;
 use flow_nn::tensor_files::read_packed;
 
-/// Words of one token or two; the second and the third are left out at other costs.
+/// Words of one token or two; the second and the third are left out at other costs, and before the third and the fourth a path
+/// goes on behind a passage at others.
 fn text(tokens: &[u32], twos: bool) -> WordTokens {
-    WordTokens::new(tokens.chunks(if twos { 2 } else { 1 })).with_factors(vec![1.0, 0.5, 2.0])
+    let words = WordTokens::new(tokens.chunks(if twos { 2 } else { 1 }));
+    words
+        .with_factors(vec![1.0, 0.5, 2.0])
+        .with_borders(vec![1.0, 1.0, 0.5, 2.0])
+}
+
+/// The same between words without tokens, as tags may be, where the text begins and ends with the signal or not.
+fn text_within(tokens: &[u32], twos: bool, meets: [bool; 2]) -> WordTokens {
+    let none: &[u32] = &[];
+    let words = tokens.chunks(if twos { 2 } else { 1 });
+    let count = words.len();
+    let words = WordTokens::new([none].into_iter().chain(words).chain([none]));
+    let mut borders = vec![1.0, 1.0, 1.0, 0.5, 2.0, 1.0, 1.0];
+    borders.truncate(count + 3);
+    for (ends, meets) in [0..2, count + 1..count + 3].into_iter().zip(meets) {
+        borders[ends].fill(if meets { 0.7 } else { 0.0 });
+    }
+    words.with_factors(vec![1.0, 1.0, 0.5, 2.0]).with_borders(borders)
+}
+
+/// What going on behind a passage costs behind so many tokens: the least of the words that are there.
+fn resumes(text: &WordTokens, state: usize, costs: Costs) -> f64 {
+    let here = (0..=text.words()).filter(|word| text.starts[*word] == state);
+    let factors = here.map(|word| text.borders.get(word).copied().unwrap_or(1.0));
+    costs.passage.resumes * factors.fold(f64::INFINITY, f64::min)
 }
 
 /// What leaving out a word costs.
 fn left_out(text: &WordTokens, word: usize, costs: Costs) -> f64 {
-    costs.left_out * [1.0, 0.5, 2.0, 1.0][word.min(3)] * text.word(word).len() as f64
+    costs.left_out * text.factors.get(word).unwrap_or(&1.0) * text.word(word).len() as f64
 }
 
-/// Sets of words that are left out, as flags.
-fn choices(words: usize) -> impl Iterator<Item = Vec<bool>> {
-    (0..1usize << words).map(move |bits| (0..words).map(|word| bits >> word & 1 == 1).collect())
+/// What leaving it out costs in a passage.
+fn left_out_there(text: &WordTokens, word: usize, costs: Costs) -> f64 {
+    costs.passage.left_out * text.factors.get(word).unwrap_or(&1.0) * text.word(word).len() as f64
 }
 
-/// Tokens that are not left out, each with whether a word begins with it, and the cost of the others.
-fn kept(text: &WordTokens, left_out: &[bool], costs: Costs) -> (Vec<(u32, bool)>, f64) {
-    let (mut kept, mut cost) = (Vec::new(), 0.0);
-    for (word, &left_out) in left_out.iter().enumerate() {
-        let tokens = &text.tokens()[text.word(word)];
-        if left_out {
-            cost += self::left_out(text, word, costs);
-        } else {
-            kept.extend(tokens.iter().enumerate().map(|(at, token)| (*token, at == 0)));
-        }
-    }
-    (kept, cost)
+/// The word with tokens that begins behind so many tokens.
+fn word_at(text: &WordTokens, state: usize) -> Option<usize> {
+    (0..text.words()).find(|word| text.word(*word).start == state && !text.word(*word).is_empty())
+}
+
+/// Where a path of CTC is: in the blank behind so many tokens, on the token at an index, or in a passage behind so
+/// many, with whether it is the first.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Blank(usize),
+    Token(usize),
+    Passage(usize, bool),
 }
 
 /// The best score of all ways to place states of CTC on frames.
 fn best_ctc(log_probs: &[f32], outputs: usize, text: &WordTokens, costs: Costs) -> f64 {
-    let rows: Vec<&[f32]> = log_probs.chunks_exact(outputs).collect();
-    fn walk(rows: &[&[f32]], kept: &[(u32, bool)], state: usize, no_text: f64) -> f64 {
-        let Some((row, rest)) = rows.split_first() else {
-            return if state + 1 >= 2 * kept.len() {
-                0.0
-            } else {
-                f64::NEG_INFINITY
+    struct Walk<'a>(&'a [f32], usize, &'a WordTokens, Costs);
+    impl Walk<'_> {
+        /// `passes`: a passage has just ended here, or begun: equal tokens need more between them than a passage of nothing.
+        fn from(&self, frame: usize, place: Place, passes: bool) -> f64 {
+            let Walk(log_probs, outputs, text, costs) = *self;
+            let tokens = text.tokens();
+            let frames = log_probs.len() / outputs;
+            let row = |frame: usize| &log_probs[frame * outputs..][..outputs];
+            let output = |frame: usize| {
+                (0..outputs)
+                    .rev()
+                    .max_by(|a, b| row(frame)[*a].total_cmp(&row(frame)[*b]))
+                    .unwrap()
             };
-        };
-        let mut best = f64::NEG_INFINITY;
-        for next in state..=state + 2 {
-            let (place, is_token) = (next / 2, next % 2 == 1);
-            if next > 2 * kept.len() || (next == state + 2 && !is_token) {
-                continue;
-            }
-            if next == state + 2 && kept[place].0 == kept[place - 1].0 {
-                continue;
-            }
-            let cost = match is_token {
-                true => f64::from(row[kept[place].0 as usize]),
-                false if kept.get(place).is_none_or(|token| token.1) => f64::from(row[row.len() - 1]).max(no_text),
-                false => f64::from(row[row.len() - 1]),
+            let is_token =
+                |frame: usize| output(frame) != outputs - 1 && (frame == 0 || output(frame) != output(frame - 1));
+            let (state, last) = match place {
+                Place::Blank(state) | Place::Passage(state, _) => (state, None),
+                Place::Token(token) => (token + 1, Some(token)),
             };
-            best = best.max(cost + walk(rest, kept, next, no_text));
+            let word = word_at(text, state);
+            let between_words = word.is_some() || state == tokens.len();
+            let mut best = f64::NEG_INFINITY;
+            if frame == frames && state == tokens.len() && !matches!(place, Place::Passage(..)) {
+                best = 0.0;
+            }
+            if let Place::Passage(_, first) = place {
+                let cost = if first { 0.0 } else { resumes(text, state, costs) };
+                if !passes {
+                    best = best.max(cost + self.from(frame, Place::Blank(state), true));
+                }
+                if let Some(word) = word {
+                    let there = Place::Passage(text.word(word).end, first);
+                    best = best.max(left_out_there(text, word, costs) + self.from(frame, there, false));
+                }
+                if frame < frames {
+                    let heard = if is_token(frame) { costs.passage.heard } else { 0.0 };
+                    let logprob = f64::from(row(frame)[output(frame)]);
+                    best = best.max(logprob + heard + self.from(frame + 1, place, false));
+                }
+                return best;
+            }
+            if costs != Costs::FORCED && between_words && !passes {
+                best = best.max(self.from(frame, Place::Passage(state, false), true));
+            }
+            if let Some(word) = word {
+                let end = text.word(word).end;
+                // Between equal tokens a path would have to pass blank.
+                if last.is_none_or(|last| tokens.get(end) != Some(&tokens[last])) {
+                    best = best.max(left_out(text, word, costs) + self.from(frame, Place::Blank(end), false));
+                }
+            }
+            if frame == frames {
+                return best;
+            }
+            let row = row(frame);
+            let mut blank = f64::from(row[outputs - 1]);
+            if between_words {
+                let tokens = if is_token(frame) { 1.0 } else { 0.0 };
+                blank = blank.max(costs.no_text + tokens * costs.passed_over);
+            }
+            best = best.max(blank + self.from(frame + 1, Place::Blank(state), false));
+            let mut next = Vec::new();
+            next.extend(last);
+            if state < tokens.len() && last.is_none_or(|last| tokens[last] != tokens[state]) {
+                next.push(state);
+            }
+            for token in next {
+                let logprob = f64::from(row[tokens[token] as usize]);
+                best = best.max(logprob + self.from(frame + 1, Place::Token(token), false));
+            }
+            best
         }
-        best
     }
-    let all = choices(text.words()).map(|left_out| {
-        let (kept, cost) = kept(text, &left_out, costs);
-        // Before the first frame a path is in the blank before all tokens.
-        cost + walk(&rows, &kept, 0, costs.no_text)
-    });
-    all.fold(f64::NEG_INFINITY, f64::max)
+    let walk = Walk(log_probs, outputs, text, costs);
+    let within = walk.from(0, Place::Blank(0), false);
+    match costs == Costs::FORCED {
+        true => within,
+        false => within.max(resumes(text, 0, costs) + walk.from(0, Place::Passage(0, true), false)),
+    }
 }
 
 /// The best score of all paths through a lattice.
-fn best_path(frames: usize, durations: &[usize], text: &WordTokens, costs: Costs, cells: &Cells) -> f64 {
-    struct Walk<'a>(usize, &'a [usize], &'a WordTokens, Costs, &'a Cells);
+fn best_path(heard: &[HeardFrame], durations: &[usize], text: &WordTokens, costs: Costs, cells: &Cells) -> f64 {
+    struct Walk<'a>(&'a [HeardFrame], &'a [usize], &'a WordTokens, Costs, &'a Cells);
     impl Walk<'_> {
-        fn from(&self, frame: usize, state: usize) -> f64 {
-            let Walk(frames, durations, text, costs, cells) = *self;
-            let tokens = text.tokens().len();
+        fn in_passage(&self, frame: usize, state: usize, first: bool) -> f64 {
+            let Walk(heard, _, text, costs, _) = *self;
+            let word = word_at(text, state);
             let mut best = f64::NEG_INFINITY;
-            let word = (0..text.words()).find(|word| text.word(*word).start == state);
+            if word.is_some() || state == text.tokens().len() {
+                best = self.from(frame, state, true) + if first { 0.0 } else { resumes(text, state, costs) };
+            }
             if let Some(word) = word {
-                let range = text.word(word);
-                best = self.from(frame, range.end) + left_out(text, word, costs);
+                let cost = left_out_there(text, word, costs);
+                best = best.max(cost + self.in_passage(frame, text.word(word).end, first));
+            }
+            if let Some(there) = heard.get(frame) {
+                let cost = (0..there.tokens).map(|_| costs.passage.heard).sum::<f64>() + there.logprob;
+                best = best.max(cost + self.in_passage(frame + 1, state, first));
+            }
+            best
+        }
+
+        /// `ended`: a passage has just ended here.
+        fn from(&self, frame: usize, state: usize, ended: bool) -> f64 {
+            let Walk(heard, durations, text, costs, cells) = *self;
+            let (frames, tokens) = (heard.len(), text.tokens().len());
+            let frame = frame.min(frames);
+            let mut best = f64::NEG_INFINITY;
+            let word = word_at(text, state);
+            if let Some(word) = word {
+                best = self.from(frame, text.word(word).end, false) + left_out(text, word, costs);
+            }
+            if costs != Costs::FORCED && !ended && (word.is_some() || state == tokens) {
+                best = best.max(self.in_passage(frame, state, false));
             }
             if frame >= frames {
-                return if state == tokens { 0.0 } else { best };
+                return if state == tokens { best.max(0.0) } else { best };
             }
             let cell = frame * (tokens + 1) + state;
             if word.is_some() || state == tokens {
-                best = best.max(costs.no_text + self.from(frame + 1, state));
+                let cost = costs.no_text + costs.passed_over * heard[frame].tokens as f64;
+                best = best.max(cost + self.from(frame + 1, state, false));
             }
             let arcs: Vec<(usize, usize, f64)> = match durations.is_empty() {
                 true => vec![(1, 0, 0.0)],
@@ -111,23 +206,50 @@ fn best_path(frames: usize, durations: &[usize], text: &WordTokens, costs: Costs
             };
             for (of_blank, of_label, score) in arcs {
                 if of_blank > 0 {
-                    best = best.max(score + cells.blank[cell] + self.from(frame + of_blank, state));
+                    best = best.max(score + cells.blank[cell] + self.from(frame + of_blank, state, false));
                 }
                 if state < tokens {
-                    best = best.max(score + cells.label[cell] + self.from(frame + of_label, state + 1));
+                    best = best.max(score + cells.label[cell] + self.from(frame + of_label, state + 1, false));
                 }
             }
             best
         }
     }
-    Walk(frames, durations, text, costs, cells).from(0, 0)
+    let walk = Walk(heard, durations, text, costs, cells);
+    let within = walk.from(0, 0, false);
+    match costs == Costs::FORCED {
+        true => within,
+        false => within.max(resumes(text, 0, costs) + walk.in_passage(0, 0, true)),
+    }
 }
 
-/// Costs of both kinds, or of none.
+const SOME_COSTS: Costs = Costs {
+    left_out: -4.0,
+    no_text: -2.0,
+    passed_over: 0.0,
+    passage: PassageCosts {
+        resumes: -10.0,
+        left_out: -2.0,
+        heard: -0.5,
+    },
+};
+
+/// Costs of all kinds, or of none.
 fn some_costs() -> impl Strategy<Value = Costs> {
     prop_oneof![
         Just(Costs::FORCED),
-        (-3.0..-0.1f64, -3.0..-0.1f64).prop_map(|(left_out, no_text)| Costs { left_out, no_text }),
+        prop::array::uniform6(-3.0..-0.1f64).prop_map(|[left_out, no_text, passed_over, resumes, there, heard]| {
+            Costs {
+                left_out,
+                no_text,
+                passed_over,
+                passage: PassageCosts {
+                    resumes,
+                    left_out: there,
+                    heard,
+                },
+            }
+        }),
     ]
 }
 
@@ -140,7 +262,10 @@ fn check_order(found: &AlignedTokens, text: &WordTokens, frames: usize, apart: b
     }
     for word in 0..text.words() {
         let tokens = &found.tokens[text.word(word)];
-        assert!(tokens.iter().all(|token| token.is_some() == tokens[0].is_some()));
+        assert!(
+            tokens.iter().all(|token| token.is_some() == tokens[0].is_some()),
+            "{tokens:?}"
+        );
     }
     for pair in found.without_text.windows(2) {
         assert!(pair[0].end < pair[1].start);
@@ -150,13 +275,13 @@ fn check_order(found: &AlignedTokens, text: &WordTokens, frames: usize, apart: b
 proptest! {
     #[test]
     fn ctc_finds_the_best_of_all_paths(
-        frames in 0usize..6, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, costs in some_costs(),
+        frames in 0usize..6, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, meets: [bool; 2],
+        costs in some_costs(),
         values in prop::collection::vec(-4.0..0.0f32, 24),
     ) {
-        let (text, log_probs) = (text(&tokens, twos), &values[..frames * 4]);
+        let (text, log_probs) = (text_within(&tokens, twos, meets), &values[..frames * 4]);
         let best = best_ctc(log_probs, 4, &text, costs);
         match ctc::align(log_probs, 4, &text, costs) {
-            // A path may also leave out a word between equal tokens, with no blank between these, which would be one.
             Ok(found) => {
                 prop_assert!((found.score - best).abs() < 1e-9, "{} is not {best}", found.score);
                 check_order(&found, &text, frames, true);
@@ -170,18 +295,21 @@ proptest! {
 
     #[test]
     fn transducers_find_the_best_of_all_paths(
-        frames in 0usize..5, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, costs in some_costs(),
+        frames in 0usize..5, tokens in prop::collection::vec(0u32..3, 0..4), twos: bool, meets: [bool; 2],
+        costs in some_costs(),
         durations in prop_oneof![Just(vec![]), Just(vec![0, 1, 2]), Just(vec![1, 4]), Just(vec![0, 3])],
         values in prop::collection::vec(-4.0..0.0f64, 5 * 4 * 5),
+        heard in prop::collection::vec((-1.0..0.0f64, 0usize..3), 5),
     ) {
-        let text = text(&tokens, twos);
+        let heard: Vec<HeardFrame> = heard[..frames].iter().map(|&(logprob, tokens)| HeardFrame { logprob, tokens }).collect();
+        let text = text_within(&tokens, twos, meets);
         let (states, width) = (tokens.len() + 1, durations.len());
         let cells = Cells {
             blank: values[..frames * states].to_vec(),
             label: values[20..20 + frames * states].to_vec(),
             durations: values[40..40 + frames * states * width].to_vec(),
         };
-        let best = best_path(frames, &durations, &text, costs, &cells);
+        let best = best_path(&heard, &durations, &text, costs, &cells);
         let mut next = 0;
         let mut of_frames = |asked: Range<usize>| {
             assert_eq!(asked.start, next);
@@ -193,7 +321,7 @@ proptest! {
                 durations: cells.durations[range.start * width..range.end * width].to_vec(),
             })
         };
-        match transducer::align(frames, &durations, &text, costs, &mut of_frames) {
+        match transducer::align(&heard, &durations, &text, costs, &mut of_frames) {
             Ok(found) => {
                 prop_assert!((found.score - best).abs() < 1e-9, "{} is not {best}", found.score);
                 check_order(&found, &text, frames, !durations.is_empty());
@@ -223,9 +351,9 @@ fn what_does_not_fit_is_an_error() {
     let nan = [f32::NAN; 8];
     assert!(ctc::align(&nan, 4, &WordTokens::new([&[1u32][..]]), Costs::FORCED).is_err());
     let mut nothing = |_: Range<usize>| Ok(Cells::default());
-    assert!(transducer::align(2, &[0, 1], &text, Costs::FORCED, &mut nothing).is_err());
+    assert!(transducer::align(&[HeardFrame::default(); 2], &[0, 1], &text, Costs::FORCED, &mut nothing).is_err());
     let long = WordTokens::new([&vec![0u32; MAX_CELLS][..]]);
-    assert!(transducer::align(9, &[0, 1], &long, Costs::FORCED, &mut nothing).is_err());
+    assert!(transducer::align(&[HeardFrame::default(); 9], &[0, 1], &long, Costs::FORCED, &mut nothing).is_err());
 }
 
 fn decoded(set: &str) -> Value {
@@ -289,13 +417,7 @@ fn transducers_align_their_own_texts_where_greedy_search_found_them() {
                 .decode_on(frames, &mut model.greedy_state().unwrap(), None)
                 .unwrap();
             let text = text(&greedy.ids, false);
-            for costs in [
-                Costs::FORCED,
-                Costs {
-                    left_out: -4.0,
-                    no_text: -2.0,
-                },
-            ] {
+            for costs in [Costs::FORCED, SOME_COSTS] {
                 let found = model.align(frames, &text, costs, Some(HeadKind::Transducer)).unwrap();
                 let placed: Vec<(u32, u32)> = found
                     .tokens
@@ -311,17 +433,7 @@ fn transducers_align_their_own_texts_where_greedy_search_found_them() {
                 assert!(found.without_text.is_empty());
             }
             let other = WordTokens::new([&[0u32, 1, 2][..]]);
-            let found = model
-                .align(
-                    frames,
-                    &other,
-                    Costs {
-                        left_out: -4.0,
-                        no_text: -2.0,
-                    },
-                    None,
-                )
-                .unwrap();
+            let found = model.align(frames, &other, SOME_COSTS, None).unwrap();
             assert!(
                 found.tokens.iter().all(Option::is_none) && !found.without_text.is_empty(),
                 "{set}"

@@ -1,9 +1,11 @@
 //! A transducer: prediction network, joint network and their loss; TDT, or RNN-T where there are no durations.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 
 use super::{Head, HeadInput, HeadKind, HeadPass, SearchState};
-use crate::alignment::{self, AlignedTokens, Costs, WordTokens};
+use crate::alignment::{self, AlignedTokens, Costs, HeardFrame, WordTokens};
 use crate::config::{ModelConfig, Reduction, TransducerConfig};
 use crate::decoding::beam::{Steps, decode_beam};
 use crate::decoding::{DecodingSettings, GreedyState, Hypothesis, Networks, TokenObserver, decode_greedy_on};
@@ -240,17 +242,89 @@ impl Head for Transducer {
         let durations = &of(config)?.loss.durations;
         let tokens = text.tokens();
         // The prediction network's outputs are those of the whole text, also behind words that a path leaves out.
-        let (predicted, _) = self
-            .prediction
-            .forward(parameters, &[tokens.to_vec()], Mode::Evaluate)?;
-        let g = self.joint.project_prediction(parameters, &predicted.flatten_to(1)?)?;
+        let g = self.predicted(parameters, tokens)?;
         let count = frames.dim(0)?;
         let f = match count {
             0 => frames.clone(),
             _ => self.joint.project_encoder(parameters, &frames.contiguous()?)?,
         };
-        alignment::transducer::align(count, durations, text, costs, &mut |range| {
-            self.joint.lattice_cells(parameters, (&f, &g), range, tokens)
+        let heard = match costs.has_passages() {
+            true => self.heard(parameters, config, (frames, &f))?,
+            false => vec![HeardFrame::default(); count],
+        };
+        alignment::transducer::align(&heard, durations, text, costs, &mut |range| {
+            let cells = range.flat_map(|frame| (0..=tokens.len()).map(move |state| (frame, state)));
+            self.joint.lattice_cells(parameters, (&f, &g), cells, tokens)
         })
+    }
+}
+
+impl Transducer {
+    /// What the joint network takes of the prediction network, before and behind each of these tokens.
+    fn predicted(&self, parameters: &Parameters, tokens: &[u32]) -> Result<Tensor> {
+        let (predicted, _) = self
+            .prediction
+            .forward(parameters, &[tokens.to_vec()], Mode::Evaluate)?;
+        self.joint.project_prediction(parameters, &predicted.flatten_to(1)?)
+    }
+
+    /// What greedy search does on each frame of one signal, (frames, d_model), of which `f` is the projection.
+    fn heard(
+        &self,
+        parameters: &Parameters,
+        config: &ModelConfig,
+        (frames, f): (&Tensor, &Tensor),
+    ) -> Result<Vec<HeardFrame>> {
+        let count = frames.dim(0)?;
+        let mut heard = vec![HeardFrame::default(); count];
+        if count == 0 {
+            return Ok(heard);
+        }
+        let settings = DecodingSettings::default();
+        let (mut state, batch) = (self.start(parameters, &settings, 1)?, frames.unsqueeze(0)?);
+        let found = self.search(parameters, config, &settings, (&batch, &[count]), &mut state, None)?;
+        let found = found.into_iter().next().unwrap_or_default();
+        let durations = &of(config)?.loss.durations;
+        let emitted = |token: usize| found.frames.get(token).map(|frame| *frame as usize);
+        // The frames between one token and the next, with that of the next.
+        let mut from = 0;
+        let parts: Vec<Range<usize>> = (0..=found.ids.len())
+            .map(|state| {
+                let until = emitted(state).unwrap_or(count);
+                let part = from.min(until)..count.min(until + 1);
+                from = match durations.is_empty() {
+                    true => until,
+                    false => until + found.durations.get(state).map_or(0, |duration| *duration as usize),
+                };
+                part
+            })
+            .collect();
+        let g = self.predicted(parameters, &found.ids)?;
+        let states = parts.iter().enumerate();
+        let cells = states.flat_map(|(state, part)| part.clone().map(move |frame| (frame, state)));
+        let cells = self.joint.lattice_cells(parameters, (f, &g), cells, &found.ids)?;
+        let best = |cell: usize| -> (usize, f64) {
+            let scores = &cells.durations[cell * durations.len()..][..durations.len()];
+            let all = durations.iter().copied().zip(scores.iter().copied());
+            all.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((1, 0.0))
+        };
+        let mut first = 0;
+        for (state, part) in parts.iter().enumerate() {
+            let token = emitted(state);
+            let mut frame = part.start;
+            while frame < token.unwrap_or(count) {
+                let cell = first + frame - part.start;
+                let (duration, score) = best(cell);
+                heard[frame].logprob += cells.blank[cell] + score;
+                frame += duration.max(1);
+            }
+            if let Some(frame) = token {
+                let cell = first + frame - part.start;
+                heard[frame].logprob += cells.label[cell] + best(cell).1;
+                heard[frame].tokens += 1;
+            }
+            first += part.len();
+        }
+        Ok(heard)
     }
 }

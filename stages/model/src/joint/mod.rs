@@ -3,8 +3,6 @@
 mod lattices;
 mod on_device;
 
-use std::ops::Range;
-
 use candle_core::{DType, Device, Tensor};
 use flow_kernels::bias::{add_bias, column_sum};
 use flow_kernels::joint::{Cell, CellTerms, add_hidden_gradient, cell_terms, hidden};
@@ -232,8 +230,8 @@ impl Joint {
         Ok(JointLoss { losses, cells, rows })
     }
 
-    /// Log-probabilities of the cells of some frames and of all states of a text with these tokens, from the projected rows of the
-    /// frames and of the states.
+    /// Log-probabilities of cells, (frame, state) of a text with these tokens, from the projected rows of the frames and of the
+    /// states.
     ///
     /// # Errors
     /// If the device fails.
@@ -241,12 +239,10 @@ impl Joint {
         &self,
         parameters: &Parameters,
         (f, g): (&Tensor, &Tensor),
-        frames: Range<usize>,
+        cells: impl Iterator<Item = (usize, usize)>,
         tokens: &[u32],
     ) -> Result<LatticeCells> {
-        let states = tokens.len() + 1;
-        let cells: Vec<Cell> = frames
-            .flat_map(|frame| (0..states).map(move |state| (frame, state)))
+        let cells: Vec<Cell> = cells
             .enumerate()
             .map(|(index, (frame, state))| Cell {
                 frame,

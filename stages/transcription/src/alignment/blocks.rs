@@ -9,6 +9,8 @@ use super::pairs;
 pub struct Block {
     pub windows: Range<usize>,
     pub words: Range<usize>,
+    /// Whether its words were heard there, and no others, but for single ones between two that were.
+    pub fits: bool,
 }
 
 /// A place between two windows.
@@ -37,6 +39,8 @@ const MOST_FRAMES: usize = 750;
 const HEARD: f64 = 4.0;
 const UNPAIRED: f64 = 0.4;
 const FEWEST_UNHEARD: usize = 4;
+/// Most words of a text that fits which were not heard between two that were, and of others that were heard there.
+const MOST_OTHERS: usize = 1;
 
 /// The places (in the text, among all heard words) of words that correspond to each other. Words are given by their keys; those of the
 /// text may be empty, which correspond to nothing. `lengths`: words of each segment of the text.
@@ -92,6 +96,7 @@ pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], fr
             blocks.push(Block {
                 windows: first..window + 1,
                 words: words..until,
+                fits: false,
             });
             (first, words, length) = (window + 1, until, 0);
         }
@@ -100,9 +105,39 @@ pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], fr
         blocks.push(Block {
             windows: first..heard.len(),
             words: words..text.len(),
+            fits: false,
         });
     }
+    let all: Vec<&str> = heard.iter().flatten().map(String::as_str).collect();
+    let mut before = 0;
+    for block in &mut blocks {
+        let there = before..before + heard[block.windows.clone()].iter().map(Vec::len).sum::<usize>();
+        before = there.end;
+        block.fits = fits((text, block.words.clone()), (&all, there), pairs);
+    }
     blocks
+}
+
+/// Whether the words of a part of the text are those of a part of what was heard, but for single ones between two that are.
+fn fits(
+    (text, words): (&[&str], Range<usize>),
+    (all, there): (&[&str], Range<usize>),
+    pairs: &[(usize, usize)],
+) -> bool {
+    let first = pairs.partition_point(|(_, at)| *at < there.start);
+    let within = pairs[first..].iter().take_while(|(_, at)| *at < there.end);
+    let equal = within.filter(|(word, at)| words.contains(word) && text[*word] == all[*at]);
+    let mut from = (words.start, there.start);
+    for (number, &to) in equal.chain([&(words.end, there.end)]).enumerate() {
+        let is_end = number == 0 || to.0 == words.end;
+        let most = if is_end { 0 } else { MOST_OTHERS };
+        let left_out = text[from.0..to.0].iter().filter(|key| !key.is_empty()).count();
+        if left_out > most || to.1 - from.1 > most {
+            return false;
+        }
+        from = (to.0 + 1, to.1 + 1);
+    }
+    true
 }
 
 /// The words of a text that have a key.
@@ -205,6 +240,28 @@ mod tests {
             [4.0, 1.0, 0.4, 0.4, 0.4, 0.4, 0.4, 4.0, 1.0, 4.0]
         );
         assert_eq!(factors(&[], &heard, &[]), [0.0; 0]);
+    }
+
+    #[test]
+    fn a_block_fits_where_its_words_were_heard() {
+        let fits = |text: &str, windows: &[&str]| -> Vec<bool> {
+            let text: Vec<&str> = text.split_whitespace().map(|word| word.trim_matches('-')).collect();
+            let heard = heard(windows);
+            let blocks = blocks(&text, &heard, &pairs(&text, &[], &heard), &vec![200; windows.len()]);
+            blocks.into_iter().map(|block| block.fits).collect()
+        };
+        assert_eq!(fits("a b - c d e", &["a b", "c", "d e"]), [true; 3]);
+        // One word that was misheard, one that was not heard, and one that is not in the text.
+        assert_eq!(fits("a b c d e f", &["a x c", "d e f"]), [true; 2]);
+        assert_eq!(fits("a b c d e f", &["a c", "d e f"]), [true; 2]);
+        assert_eq!(fits("a b c d", &["a b", "c x d"]), [true; 2]);
+        // Two words, and one at an end.
+        assert_eq!(fits("a b c d e f", &["a x y d", "e f"]), [false, true]);
+        assert_eq!(fits("a b c d", &["x b", "c d"]), [false, true]);
+        assert_eq!(fits("a b c d", &["a b", "c d x"]), [true, false]);
+        assert_eq!(fits("a", &["b"]), [false]);
+        assert_eq!(fits("", &["b"]), [false]);
+        assert_eq!(fits("-", &[""]), [true]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub(crate) mod spoken_words;
 
 use std::ops::Range;
 
-use flow_model::alignment::Costs;
+use flow_model::alignment::{Costs, PassageCosts};
 use flow_model::heads::HeadKind;
 use serde::Serialize;
 use serde_json::Value;
@@ -20,10 +20,16 @@ use crate::{Format, LineLimits, Result, Segment, Transcript, TranscriptionError,
 
 pub use known_text::segments_of_text;
 
-/// What text and recording that do not fit cost a path.
+/// What text and recording that do not fit cost a path. Those of passages were chosen on made speech (docs/alignment.md).
 pub const COSTS: Costs = Costs {
     left_out: -5.0,
     no_text: -2.0,
+    passed_over: -0.5,
+    passage: PassageCosts {
+        resumes: -12.0,
+        left_out: -1.2,
+        heard: -0.25,
+    },
 };
 
 /// Seconds by which transducers emit tokens late: a frame. (The bundled model is at 0.13 s for beginnings of words and 0.05 s for

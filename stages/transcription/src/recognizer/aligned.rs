@@ -28,7 +28,11 @@ const MOST_CELLS: usize = 8 << 20;
 const MOST_TOKENS_PER_FRAME: usize = 10;
 /// What is further from speech was not said, in seconds: voice activity may miss a quiet beginning or end.
 const REACH: f64 = 0.5;
-/// Pauses within speech that is not in the text, in seconds.
+/// What the cost of going on behind a passage without text is multiplied by where a segment begins.
+const BETWEEN_SEGMENTS: f64 = 0.7;
+/// What a score counts for each word that was heard and is not in the text, on top of what the path pays for its passage.
+const WITHOUT_TEXT: f64 = -2.0;
+/// What may be between two parts of speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
 /// A text, word by word.
@@ -39,9 +43,40 @@ struct Text {
     unknown: Vec<char>,
     /// What the cost of leaving out each word is multiplied by ([`factors`]); empty where nothing was compared.
     factors: Vec<f64>,
+    /// Whether the first word that was heard is its first, and the last its last.
+    meets: [bool; 2],
+}
+
+impl Text {
+    /// What the cost of going on behind a passage without text is multiplied by before each word and behind the last: a text need not
+    /// begin and end with the recording, unless what was heard does, and segments may be far from each other, but the words of one
+    /// are together.
+    fn borders(&self) -> Vec<f64> {
+        let mut borders = vec![1.0; self.words.len() + 1];
+        let mut at = 0;
+        for length in &self.lengths {
+            borders[at] = BETWEEN_SEGMENTS;
+            at += length;
+        }
+        for (border, meets) in [0, self.words.len()].into_iter().zip(self.meets) {
+            borders[border] = if meets { BETWEEN_SEGMENTS } else { 0.0 };
+        }
+        borders
+    }
+
+    fn tokens(&self) -> usize {
+        self.words.iter().map(|word| word.tokens.len()).sum()
+    }
+
+    /// Tokens of the words that a path leaves out.
+    fn tokens_left_out(&self, aligned: &[AlignedWord]) -> usize {
+        let words = self.words.iter().zip(aligned).filter(|(_, aligned)| !aligned.said);
+        words.map(|(word, _)| word.tokens.len()).sum()
+    }
 }
 
 /// What was heard in a window, and what of it is kept.
+#[derive(Clone)]
 struct Window {
     samples: Range<u64>,
     frames: usize,
@@ -102,7 +137,7 @@ impl Recognizer {
             return Err(TranscriptionError::setting("window", why));
         }
         let segments = text;
-        let mut text = self.spoken(segments, None)?;
+        let text = self.spoken(segments, None)?;
         let kept = first.kept.as_deref();
         let recording = kept.as_ref().map_or(recording, |kept| kept as &dyn Samples);
         let samples = first.activity.samples();
@@ -116,7 +151,7 @@ impl Recognizer {
             .iter()
             .map(|part| seconds(part.start)..seconds(part.end))
             .collect();
-        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        let tokens = text.tokens();
         let frames = self
             .model
             .encoded_frames(usize::try_from(samples).unwrap_or(usize::MAX));
@@ -137,6 +172,19 @@ impl Recognizer {
         else {
             return Ok(None);
         };
+        self.align_heard(windows, &speech, (segments, text), recording, settings, cancelled)
+    }
+
+    /// Aligns a text, in segments and as words, with windows that were heard.
+    fn align_heard(
+        &self,
+        windows: Vec<Window>,
+        speech: &[Range<f64>],
+        (segments, mut text): (&[String], Text),
+        recording: &dyn Samples,
+        settings: &AlignmentSettings,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Aligned>> {
         // A model that writes one case alone gives the other no probability.
         let heard = windows.iter().flat_map(|window| &window.words);
         if let Some(case) = Case::of(heard.map(|word| word.word.as_str())) {
@@ -156,18 +204,55 @@ impl Recognizer {
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         text.factors = factors(&keys, &heard, &pairs);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
-        let Some(mut found) = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)? else {
+        let is_equal = |(word, at): (usize, usize)| keys[word] == word_key(&heard[at].word);
+        let meets = |pair: Option<&(usize, usize)>, word: Option<usize>, at: usize| {
+            pair.is_some_and(|&pair| word == Some(pair.0) && pair.1 == at && is_equal(pair))
+        };
+        let is_compared = |key: &&str| !key.is_empty();
+        text.meets = [
+            meets(pairs.first(), keys.iter().position(is_compared), 0),
+            meets(
+                pairs.last(),
+                keys.iter().rposition(is_compared),
+                heard.len().saturating_sub(1),
+            ),
+        ];
+        let (again, of_again) = (windows.clone(), blocks.clone());
+        let found = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)?;
+        // A model that does not know the language, or a text that is another one: greedy search is no measure.
+        let fits_badly = |found: &Aligned| 2 * text.tokens_left_out(&found.words) > text.tokens();
+        let has_passages = !found.as_ref().is_some_and(fits_badly);
+        let found = match has_passages {
+            true => found,
+            false => {
+                let settings = AlignmentSettings {
+                    costs: settings.costs.without_passages(),
+                    ..*settings
+                };
+                self.align_blocks(again, of_again, &text, recording, &settings, cancelled)?
+            }
+        };
+        let Some(mut found) = found else {
             return Ok(None);
         };
-        found.leave_out_far_from(&speech, &text, settings.costs.left_out);
-        let near = |word: &Word| is_near(&speech, word.start, word.end);
+        found.leave_out_far_from(speech, &text, settings.costs.left_out);
+        let near = |word: &Word| is_near(speech, word.start, word.end);
         // Words that were heard and are in the text, where the text has them, too.
         let mut is_of_text = vec![false; heard.len()];
         for (word, at) in pairs {
-            is_of_text[at] = found.words[word].said && keys[word] == word_key(&heard[at].word);
+            let placed = &found.words[word];
+            let is_there = placed.said && (placed.start - heard[at].start).abs() < REACH;
+            is_of_text[at] = is_there && is_equal((word, at));
         }
         let heard = heard.into_iter().zip(is_of_text);
         found.tell_without_text(heard.filter(|(word, _)| near(word)));
+        if has_passages {
+            let words = found
+                .without_text
+                .iter()
+                .map(|part| part.text.split_whitespace().count());
+            found.score += WITHOUT_TEXT * words.sum::<usize>() as f64 / text.tokens().max(1) as f64;
+        }
         found.with_segments(&text.lengths, &settings.segments).map(Some)
     }
 
@@ -191,6 +276,7 @@ impl Recognizer {
             lengths: Vec::with_capacity(segments.len()),
             unknown: Vec::new(),
             factors: Vec::new(),
+            meets: [false; 2],
         };
         for segment in segments {
             let before = text.words.len();
@@ -299,6 +385,7 @@ impl Recognizer {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Aligned>> {
         let mut results: Vec<BlockResult> = Vec::with_capacity(blocks.len());
+        let borders = text.borders();
         let mut at = 0.0;
         let mut align_until = |windows: &mut [Window], encoded: usize| -> Result<bool> {
             while let Some(block) = blocks.get(results.len()).filter(|block| block.windows.end <= encoded) {
@@ -306,8 +393,15 @@ impl Recognizer {
                     return Ok(false);
                 }
                 let factors = text.factors.get(block.words.clone()).unwrap_or_default();
-                let words = (&text.words[block.words.clone()], factors);
-                let result = self.align_block(&windows[block.windows.clone()], words, at, settings)?;
+                let of_block = &borders[block.words.start..=block.words.end];
+                let words = (&text.words[block.words.clone()], factors, of_block);
+                // Where the text is what was heard, no passage explains the speech better.
+                let costs = match block.fits {
+                    true => settings.costs.without_passages(),
+                    false => settings.costs,
+                };
+                let settings = AlignmentSettings { costs, ..*settings };
+                let result = self.align_block(&windows[block.windows.clone()], words, at, &settings)?;
                 at = result.words.last().map_or(at, |word| word.end);
                 results.push(result);
                 for window in &mut windows[block.windows.clone()] {
@@ -345,11 +439,11 @@ impl Recognizer {
         Ok(Some(joined(&windows, results, text)))
     }
 
-    /// Aligns words, with their factors, with windows. `after`: seconds at which the words before them end.
+    /// Aligns words, with their factors and borders, with windows. `after`: seconds at which the words before them end.
     fn align_block(
         &self,
         windows: &[Window],
-        (words, factors): (&[SpokenWord], &[f64]),
+        (words, factors, borders): (&[SpokenWord], &[f64], &[f64]),
         after: f64,
         settings: &AlignmentSettings,
     ) -> Result<BlockResult> {
@@ -362,14 +456,28 @@ impl Recognizer {
         };
         let tokens = std::iter::once(before).chain(words.iter().map(|word| &word.tokens[..]));
         let of_words = std::iter::once(1.0).chain(factors.iter().copied()).collect();
-        let tokens = WordTokens::new(tokens.chain([behind])).with_factors(of_words);
+        // Tags have the borders of the words beside them.
+        let ends = (borders.first().copied(), borders.last().copied());
+        let borders = ends
+            .0
+            .into_iter()
+            .chain(borders.iter().copied())
+            .chain(ends.1)
+            .collect();
+        let tokens = WordTokens::new(tokens.chain([behind]))
+            .with_factors(of_words)
+            .with_borders(borders);
         let cells = (tokens.tokens().len() + 1).saturating_mul(2 * clock.frames.max(1));
         let found = match parts.is_empty() || cells > MOST_CELLS {
-            true => AlignedTokens {
-                tokens: vec![None; tokens.tokens().len()],
-                score: settings.costs.left_out * tokens.tokens().len() as f64,
-                without_text: Vec::new(),
-            },
+            true => {
+                let cost = settings.costs.left_out * tokens.tokens().len() as f64;
+                AlignedTokens {
+                    tokens: vec![None; tokens.tokens().len()],
+                    score: cost,
+                    left_out: cost,
+                    ..AlignedTokens::default()
+                }
+            }
             false => self.computing(|| {
                 let frames = Tensor::cat(&parts, 0).map_err(flow_model::Error::from)?;
                 Ok(self.model.align(&frames, &tokens, settings.costs, settings.head)?)
@@ -405,23 +513,13 @@ impl Recognizer {
             }
             aligned.push(result);
         }
-        // A score counts each word that was left out alike.
-        let left_out = words
-            .iter()
-            .zip(&aligned)
-            .zip(factors)
-            .filter(|((_, word), _)| !word.said);
-        let cheaper: f64 = left_out
-            .map(|((word, _), factor)| settings.costs.left_out * (1.0 - factor) * word.tokens.len() as f64)
-            .sum();
+        // A score counts each token that was left out alike.
+        let left_out = found.tokens.iter().filter(|token| token.is_none()).count();
+        let score = found.score - found.left_out + settings.costs.left_out * left_out as f64;
         let without_text = found.without_text.iter();
         Ok(BlockResult {
             words: aligned,
-            score: if parts.is_empty() || cells > MOST_CELLS {
-                found.score
-            } else {
-                found.score + cheaper
-            },
+            score,
             without_text: without_text
                 .map(|frames| clock.start(frames.start)..clock.end(frames.end))
                 .collect(),
@@ -504,7 +602,7 @@ fn is_near(speech: &[Range<f64>], start: f64, end: f64) -> bool {
 impl Aligned {
     /// Leaves out the words that are far from speech, at the cost of words that a path leaves out.
     fn leave_out_far_from(&mut self, speech: &[Range<f64>], text: &Text, left_out: f64) {
-        let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+        let tokens = text.tokens();
         for (word, spoken) in self.words.iter_mut().zip(&text.words) {
             let Some(logprob) = word.logprob.filter(|_| !is_near(speech, word.start, word.end)) else {
                 continue;
@@ -517,21 +615,33 @@ impl Aligned {
 
 /// The results of all blocks.
 fn joined(windows: &[Window], results: Vec<BlockResult>, text: &Text) -> Aligned {
-    let tokens: usize = text.words.iter().map(|word| word.tokens.len()).sum();
+    let tokens = text.tokens();
     let mut all = Aligned {
         unknown: text.unknown.clone(),
         languages: unique(windows.iter().flat_map(|window| window.languages.iter().cloned())),
         ..Aligned::default()
     };
-    let mut score = 0.0;
+    let (mut score, mut silent) = (0.0, Vec::new());
     for result in results {
         all.words.extend(result.words);
         score += result.score;
-        for range in result.without_text {
-            match all.silent.last_mut().filter(|last| range.start - last.end <= PAUSE) {
-                Some(last) => last.end = range.end,
-                None => all.silent.push(range),
-            }
+        silent.extend(result.without_text);
+    }
+    let said: Vec<f64> = all
+        .words
+        .iter()
+        .filter(|word| word.said)
+        .map(|word| word.start)
+        .collect();
+    let words_before = |at: f64| said.partition_point(|start| *start < at);
+    for range in silent {
+        // A pause between two is part of them if no word of the text is there.
+        let goes_on = |last: &&mut Range<f64>| {
+            range.start - last.end <= PAUSE || words_before(range.start) == words_before(last.end)
+        };
+        match all.silent.last_mut().filter(goes_on) {
+            Some(last) => last.end = range.end,
+            None => all.silent.push(range),
         }
     }
     all.score = score / tokens.max(1) as f64;
