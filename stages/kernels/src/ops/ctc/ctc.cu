@@ -5,10 +5,11 @@
 // `utterances` has four numbers for each: its frames, its labels, the place of its first label in `targets`, and that of its first
 // cell. A cell is a state at a frame; those of a frame lie beside each other.
 //
-// Sums are logarithms in 64 bits, as on the CPU: at log probabilities of some thousands 32 bits would leave posteriors three digits.
+// Sums are logarithms in 64 bits, as on the CPU: a logarithm of -7000 in 32 bits is known to 5e-4, and so
+// would be the posteriors.
 
 enum {
-    // States of which two frames are in shared memory; as in cuda.rs.
+    // The most states whose sums at two frames are in shared memory; as in cuda.rs.
     CTC_STATES = 2048,
     // Labels whose posteriors are in shared memory at a time; as in cuda.rs.
     CTC_LABELS = 1024,
@@ -64,7 +65,7 @@ KERNEL(ctc_normalisers, (const float* logits, const u32* utterances, double* nor
     if (threadIdx.x == 0) normalisers[row] = (double)top + log((double)sum);
 }
 
-// The sums of one utterance from its begin, each with its own frame, or from its end, each without it. `rows` has two rows of
+// The sums of one utterance from its beginning, each with its own frame, or from its end, each without it. `rows` has two rows of
 // `width` numbers, those of the frame before and of this one, which come with their own frame from either side. Gives the row of
 // the last frame.
 DEVICE const double* ctc_recursion(const CtcUtterance& of, bool from_begin, const float* logits, const double* normalisers,

@@ -10,7 +10,7 @@ use crate::device::to_host;
 use crate::error::{Error, Result};
 use crate::ops::tdt::doubles;
 
-/// States of which a block has two frames in shared memory, and labels whose posteriors it has at a time; as in `ctc.cu`.
+/// The most states whose sums a block keeps in shared memory, and labels whose posteriors it has there at a time; as in `ctc.cu`.
 pub(super) const STATES_IN_BLOCK: usize = 2048;
 pub(super) const LABELS_IN_BLOCK: usize = 1024;
 

@@ -29,7 +29,7 @@ pub fn loss_and_gradient(
     let (rows, outputs) = logits.dims2()?;
     let blank = outputs.saturating_sub(1);
     let batch = lengths.len();
-    if rows != batch * time || targets.len() != batch || factors.len() != batch || outputs == 0 {
+    if batch.checked_mul(time) != Some(rows) || targets.len() != batch || factors.len() != batch || outputs == 0 {
         return Err(Error::Input(format!(
             "CTC: {rows} rows of logits for {batch} utterances of {time} frames and {} targets",
             targets.len()
