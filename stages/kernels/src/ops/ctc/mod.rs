@@ -198,7 +198,8 @@ mod tests {
         fn loss_is_the_sum_over_all_paths(frames in 1usize..6, target in prop::collection::vec(0u32..2, 0..4), seed: u64) {
             let mut noise = Noise::new(seed);
             let logits = normal(&[frames, 3], &mut noise);
-            let (found, gradient) = loss_and_gradient(&logits, frames, &[frames], std::slice::from_ref(&target), &[1.0]).unwrap();
+            let targets = std::slice::from_ref(&target);
+            let (found, gradient) = loss_and_gradient(&logits, frames, &[frames], targets, &[1.0]).unwrap();
             let expected = by_enumeration(&values(&logits), 3, &target);
             if expected.is_finite() {
                 prop_assert!((found[0] - expected).abs() < 1e-9, "{} {expected}", found[0]);
