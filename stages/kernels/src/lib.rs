@@ -39,7 +39,7 @@ pub use noise::Noise;
 pub use ops::elementwise::glu;
 pub use ops::sums::{bias, column_sums, embedding, squares};
 pub use ops::{
-    adamw, attention, batch_norm, depthwise, elementwise, gated_convolution, greedy, joint, layer_norm, linear,
+    adamw, attention, batch_norm, ctc, depthwise, elementwise, gated_convolution, greedy, joint, layer_norm, linear,
     log_mel, lstm, relative_attention, subsample, tanh, tdt,
 };
 pub use product::cublaslt;

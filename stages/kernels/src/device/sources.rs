@@ -12,10 +12,11 @@ use crate::error::{Error, Result};
 const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The kernel files in the program, by name.
-const FILES: [(&str, &str); 15] = [
+const FILES: [(&str, &str); 16] = [
     ("adamw", include_str!("../ops/adamw/adamw.cu")),
     ("attention", include_str!("../ops/attention/attention.cu")),
     ("batch_norm", include_str!("../ops/batch_norm/batch_norm.cu")),
+    ("ctc", include_str!("../ops/ctc/ctc.cu")),
     ("depthwise", include_str!("../ops/depthwise/depthwise.cu")),
     ("elementwise", include_str!("../ops/elementwise/elementwise.cu")),
     (

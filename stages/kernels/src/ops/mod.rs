@@ -3,6 +3,7 @@
 pub mod adamw;
 pub mod attention;
 pub mod batch_norm;
+pub mod ctc;
 pub mod depthwise;
 pub mod elementwise;
 pub mod gated_convolution;

@@ -4,6 +4,7 @@ use candle_core::{Device, Tensor};
 
 use super::attention::{Context, Scores, weights, weights_backward};
 use super::batch_norm::{Normaliser, Statistics, normalise_silu, normalise_silu_backward};
+use super::ctc;
 use super::depthwise::{depthwise, depthwise_backward, depthwise_backward_weight};
 use super::elementwise::glu::{glu, glu_backward};
 use super::elementwise::{add_in_place, blend_in_place, drop_scaled, residual, scale_in_place, silu, silu_backward};
@@ -133,4 +134,8 @@ fn it_comes_out_of_every_kernel() {
         index: 0,
     };
     shows("joint", &hidden(&x, &y, &[cell], None).unwrap());
+
+    // Its gradient is zeros then: the loss is what shows it.
+    let (losses, gradient) = ctc::loss_and_gradient(&x, rows, &[rows], &[vec![1]], &[1.0]).unwrap();
+    assert!(losses[0].is_nan() && values(&gradient).iter().all(|value| *value == 0.0));
 }

@@ -2,11 +2,11 @@
 //! CTC models, and the second one of its hybrid models.
 
 mod beam;
-mod loss;
 
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
+use flow_kernels::ctc::loss_and_gradient;
 use flow_kernels::{Float, dispatch, on_cpu, slice};
 use rayon::prelude::*;
 
@@ -18,8 +18,6 @@ use crate::parameter_groups::{ParameterGroup, PassObserver};
 use crate::{Error, Result};
 use flow_nn::layers::linear::Linear;
 use flow_nn::parameters::{Gradients, Mode, ParameterBuilder, Parameters};
-
-pub use loss::ctc_loss;
 
 /// What the names of the head's tensors begin with, as in NeMo: in a model with a transducer, and without one.
 pub const AUXILIARY: &str = "ctc_decoder.";
@@ -128,7 +126,7 @@ impl Head for CtcHead {
         let (batch, time, _) = input.frames.dims3()?;
         before(ParameterGroup::Heads);
         let (logits, rows) = self.logits(parameters, input.frames)?;
-        let (mut losses, d_logits) = ctc_loss(&logits, time, input.lengths, input.targets, input.factors)?;
+        let (mut losses, d_logits) = loss_and_gradient(&logits, time, input.lengths, input.targets, input.factors)?;
         for loss in &mut losses {
             if *loss == f64::INFINITY {
                 *loss = 0.0;

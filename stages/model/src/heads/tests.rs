@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use flow_kernels::testing::{max_difference, values};
+use flow_kernels::ctc::loss_and_gradient;
+use flow_kernels::testing::{DeviceUnderTest, max_difference, values};
 use serde_json::Value;
 
 use super::*;
@@ -20,7 +21,11 @@ use flow_nn::tensor_files::read_packed;
 const SETS: [&str; 3] = ["ctc", "rnnt", "hybrid"];
 
 fn model(set: &str, dtype: DType) -> TdtModel {
-    TdtModel::load(&golden::file_of(set, "model.nemo"), dtype, &Device::Cpu).unwrap()
+    model_on(set, dtype, &Device::Cpu)
+}
+
+fn model_on(set: &str, dtype: DType, device: &Device) -> TdtModel {
+    TdtModel::load(&golden::file_of(set, "model.nemo"), dtype, device).unwrap()
 }
 
 fn opened(set: &str) -> OpenModel {
@@ -321,7 +326,7 @@ fn beam_search_of_ctc_is_nemos() {
             if rank == 0 {
                 let rows = &log_probs[&format!("ctc_logprobs{utterance}")];
                 let (frames, target) = (rows.dim(0).unwrap(), vec![same.ids.clone()]);
-                let (losses, _) = ctc::ctc_loss(rows, frames, &[frames], &target, &[1.0]).unwrap();
+                let (losses, _) = loss_and_gradient(rows, frames, &[frames], &target, &[1.0]).unwrap();
                 assert!(same.score < 2e-4 - losses[0], "{} {}", same.score, -losses[0]);
             }
         }
@@ -492,10 +497,17 @@ fn training_steps_have_nemos_losses_and_all_gradients() {
     for set in SETS {
         let expected = tensors(set, "train_step.safetensors");
         let facts = json(set, "train_step.json");
-        for dtype in [DType::F64, DType::F32] {
-            let mut model = model(set, dtype);
-            let mut gradients = Gradients::new(&model.parameters);
-            let output = model.train_micro_batch(&batch(set), &quiet(), &mut gradients).unwrap();
+        for (dtype, on_device) in [(DType::F64, false), (DType::F32, false), (DType::F32, true)] {
+            let train = |device: &Device| {
+                let mut model = model_on(set, dtype, device);
+                let mut gradients = Gradients::new(&model.parameters);
+                let output = model.train_micro_batch(&batch(set), &quiet(), &mut gradients).unwrap();
+                (model, gradients, output)
+            };
+            let (model, gradients, output) = match on_device {
+                true => DeviceUnderTest::get().run(train),
+                false => train(&Device::Cpu),
+            };
             assert_eq!(output.frames, golden::lengths(&expected["enc_len"]));
             let main = &facts[match set {
                 "ctc" => "ctc",
@@ -562,13 +574,24 @@ fn golden_cases_of_the_ctc_loss() {
         let (batch, time, outputs) = get("logits").dims3().unwrap();
         let lengths = golden::lengths(get("t_len"));
         let targets = ids(get("labels"), get("u_len"));
-        for (dtype, bound) in [(DType::F64, 1e-6), (DType::F32, 2e-5)] {
+        for (dtype, bound, on_device) in [
+            (DType::F64, 1e-6, false),
+            (DType::F32, 2e-5, false),
+            (DType::F32, 2e-5, true),
+        ] {
             let logits = get("logits")
                 .to_dtype(dtype)
                 .unwrap()
                 .reshape((batch * time, outputs))
                 .unwrap();
-            let (losses, gradient) = ctc::ctc_loss(&logits, time, &lengths, &targets, &vec![1.0; batch]).unwrap();
+            let run = |device: &Device| {
+                let logits = logits.to_device(device).unwrap();
+                loss_and_gradient(&logits, time, &lengths, &targets, &vec![1.0; batch]).unwrap()
+            };
+            let (losses, gradient) = match on_device {
+                true => DeviceUnderTest::get().run(run),
+                false => run(&Device::Cpu),
+            };
             for (utterance, found) in losses.iter().enumerate() {
                 let plain = &case["none_plain"][utterance];
                 let plain: f64 = plain.as_str().map_or(plain.as_f64(), |text| text.parse().ok()).unwrap();
@@ -584,6 +607,8 @@ fn golden_cases_of_the_ctc_loss() {
             }
             let expected = get("grad_f64").to_dtype(DType::F64).unwrap();
             let found = gradient
+                .to_device(&Device::Cpu)
+                .unwrap()
                 .to_dtype(DType::F64)
                 .unwrap()
                 .reshape((batch, time, outputs))

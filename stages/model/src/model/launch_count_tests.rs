@@ -111,6 +111,32 @@ fn a_step_launches_no_more_than_it_did() {
     assert!(parts[&PassPart::LayerBackward][0].launches() > 8, "{table}");
 }
 
+/// The loss of a CTC head is computed where the logits are: what comes back to the host are the losses of both utterances.
+#[test]
+fn a_step_with_a_ctc_head_launches_no_more_than_it_did() {
+    let batch = MicroBatch {
+        signals: vec![golden::wave("train", 0)[..8_000].to_vec(); 2],
+        tokens: vec![vec![3, 5, 7]; 2],
+        prompts: Vec::new(),
+    };
+    let parts = DeviceUnderTest::get().run(|device| {
+        let path = golden::file_of("ctc", "model.nemo");
+        let mut model = TdtModel::load(&path, DType::F32, device).unwrap();
+        let mut gradients = Gradients::new(&model.parameters);
+        parts_of_a_step(&mut model, &batch, &mut gradients)
+    });
+    let [head] = &parts[&PassPart::JointAndLoss][..] else {
+        panic!("one head")
+    };
+    // Bias; the loss; two for the sums of the bias's gradient. Tables of targets, and factors of the losses.
+    let found = [head.launches(), head.to_device.count, head.to_host.count];
+    assert!(
+        found.iter().zip([6, 2, 1]).all(|(found, most)| *found <= most),
+        "{head:?}"
+    );
+    assert_eq!(head.to_host.bytes, 2 * 8);
+}
+
 /// Gradients that nothing asks for are not computed, and the others are what they are otherwise, to the bit: of a frozen
 /// prediction network, and of convolution modules whose convolutions are frozen.
 #[test]

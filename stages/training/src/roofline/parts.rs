@@ -400,10 +400,15 @@ fn joint(sizes: &Sizes, transducer: &TransducerConfig, on_device: bool) -> Work 
 /// The CTC head.
 fn ctc(sizes: &Sizes) -> Passes {
     let tokens = sizes.config.vocab_size as f64 + 1.0;
+    // The labels, with a blank before, between and after them.
+    let states = 2.0 * sizes.states - 1.0;
     let matrix = sizes.matrix(sizes.d, tokens, true);
     let mut passes = none();
     passes.forward.linear(sizes.n, matrix);
-    passes.forward.pass(2.0 * sizes.n * tokens);
+    // Normalisers; gradient. Sums over paths from both sides, in 64 bits, are written and read.
+    passes
+        .forward
+        .pass((1.0 + 2.0) * sizes.n * tokens + 2.0 * 2.0 * 2.0 * sizes.n * states);
     passes.backward.linear_backward(sizes.n, matrix);
     passes
 }

@@ -3,16 +3,23 @@
 //! backward sums run over the target with a blank before, between and after its labels; the gradient with respect to a
 //! frame's logits is its softmax minus the posterior of each label there.
 
-use candle_core::{Device, Tensor};
-use flow_kernels::device::{to_device, to_host};
-use flow_kernels::{Float, dispatch, is_gpu, on_cpu, slice, tensor};
+mod cuda;
+#[cfg(test)]
+mod device_tests;
+
+use candle_core::Tensor;
 use rayon::prelude::*;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
+use crate::{Float, dispatch, on_gpu, slice, tensor};
 
 /// CTC losses of a padded batch of logits (batch * time, tokens and blank), blank last, and the gradient with respect
-/// to the logits of the sum of losses times `factors`.
-pub fn ctc_loss(
+/// to the logits of the sum of losses times `factors`. An utterance whose frames cannot hold its target has an infinite loss; one
+/// whose loss is not finite has a gradient of zeros. On a device, logits are in f32, and the call waits for the losses.
+///
+/// # Errors
+/// If shapes do not fit, or a target has blank or a token that does not exist.
+pub fn loss_and_gradient(
     logits: &Tensor,
     time: usize,
     lengths: &[usize],
@@ -22,7 +29,7 @@ pub fn ctc_loss(
     let (rows, outputs) = logits.dims2()?;
     let blank = outputs.saturating_sub(1);
     let batch = lengths.len();
-    if rows != batch * time || targets.len() != batch || factors.len() != batch || outputs == 0 {
+    if batch.checked_mul(time) != Some(rows) || targets.len() != batch || factors.len() != batch || outputs == 0 {
         return Err(Error::Input(format!(
             "CTC: {rows} rows of logits for {batch} utterances of {time} frames and {} targets",
             targets.len()
@@ -31,19 +38,21 @@ pub fn ctc_loss(
     if let Some(token) = targets.iter().flatten().find(|token| **token as usize >= blank) {
         return Err(Error::Input(format!("CTC: token {token} in a vocabulary of {blank}")));
     }
-    if is_gpu(logits.device()) {
-        let host = Tensor::from_vec(to_host::<f32>(&logits.flatten_all()?)?, logits.shape(), &Device::Cpu)?;
-        let (losses, gradient) = on_cpu(|| ctc_loss(&host, time, lengths, targets, factors))?;
-        return Ok((losses, to_device(&gradient, logits.device())?));
+    if rows == 0 {
+        return Ok((
+            targets.iter().map(|target| without_frames(target)).collect(),
+            logits.clone(),
+        ));
     }
+    on_gpu!(logits, cuda::loss_and_gradient(logits, time, lengths, targets, factors));
     let logits = logits.contiguous()?;
     dispatch!(logits.dtype(), T => {
         let values = slice::<T>(&logits)?;
         let values: &[T] = &values;
         let mut gradient = vec![0.0 as T; values.len()];
         let losses = gradient
-            .par_chunks_mut((time * outputs).max(1))
-            .zip(values.par_chunks((time * outputs).max(1)))
+            .par_chunks_mut(time * outputs)
+            .zip(values.par_chunks(time * outputs))
             .enumerate()
             .map(|(utterance, (gradient, values))| {
                 let used = lengths[utterance].min(time) * outputs;
@@ -52,6 +61,11 @@ pub fn ctc_loss(
             .collect();
         Ok((losses, tensor(gradient, logits.shape())?))
     })
+}
+
+/// The loss of an utterance without frames.
+fn without_frames(target: &[u32]) -> f64 {
+    if target.is_empty() { 0.0 } else { f64::INFINITY }
 }
 
 /// One utterance; `gradient` is zeros and stays so if the target does not fit.
@@ -72,7 +86,7 @@ fn one<T: Float>(logits: &[T], outputs: usize, target: &[u32], factor: f64, grad
     let log_probability = |frame: usize, state: usize| logits[frame * outputs + label(state)].wide() - log_norms[frame];
 
     if frames == 0 {
-        return if target.is_empty() { 0.0 } else { f64::INFINITY };
+        return without_frames(target);
     }
     let mut forward = vec![f64::NEG_INFINITY; frames * states];
     forward[0] = log_probability(0, 0);
@@ -153,8 +167,9 @@ fn log_add(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flow_kernels::Noise;
-    use flow_kernels::testing::{check_gradient, normal, values};
+    use crate::Noise;
+    use crate::testing::{check_gradient, normal, values};
+    use candle_core::Device;
     use proptest::prelude::*;
 
     /// Sum over every path of labels that collapses to the target.
@@ -183,7 +198,8 @@ mod tests {
         fn loss_is_the_sum_over_all_paths(frames in 1usize..6, target in prop::collection::vec(0u32..2, 0..4), seed: u64) {
             let mut noise = Noise::new(seed);
             let logits = normal(&[frames, 3], &mut noise);
-            let (found, gradient) = ctc_loss(&logits, frames, &[frames], std::slice::from_ref(&target), &[1.0]).unwrap();
+            let targets = std::slice::from_ref(&target);
+            let (found, gradient) = loss_and_gradient(&logits, frames, &[frames], targets, &[1.0]).unwrap();
             let expected = by_enumeration(&values(&logits), 3, &target);
             if expected.is_finite() {
                 prop_assert!((found[0] - expected).abs() < 1e-9, "{} {expected}", found[0]);
@@ -200,11 +216,11 @@ mod tests {
         let logits = normal(&[3 * 9, 6], &mut noise);
         let (lengths, factors) = ([9, 5, 7], [0.5, 0.25, 1.0]);
         let targets = [vec![0, 1, 1, 4], vec![3], vec![]];
-        let (_, gradient) = ctc_loss(&logits, 9, &lengths, &targets, &factors).unwrap();
+        let (_, gradient) = loss_and_gradient(&logits, 9, &lengths, &targets, &factors).unwrap();
         let weight = Tensor::from_slice(&factors, 3, &Device::Cpu).unwrap();
         check_gradient("ctc", &logits, &weight, &gradient, |logits| {
-            let (losses, _) = ctc_loss(logits, 9, &lengths, &targets, &factors)?;
-            crate::Result::Ok(Tensor::from_vec(losses, 3, &Device::Cpu)?)
+            let (losses, _) = loss_and_gradient(logits, 9, &lengths, &targets, &factors)?;
+            Result::Ok(Tensor::from_vec(losses, 3, &Device::Cpu)?)
         });
     }
 
@@ -212,14 +228,14 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         let logits = normal(&[4, 3], &mut Noise::new(1));
         assert!(
-            ctc_loss(&logits, 2, &[2, 2], &[vec![2], vec![]], &[1.0, 1.0]).is_err(),
+            loss_and_gradient(&logits, 2, &[2, 2], &[vec![2], vec![]], &[1.0, 1.0]).is_err(),
             "blank as a label"
         );
         assert!(
-            ctc_loss(&logits, 4, &[4, 4], &[vec![], vec![]], &[1.0, 1.0]).is_err(),
+            loss_and_gradient(&logits, 4, &[4, 4], &[vec![], vec![]], &[1.0, 1.0]).is_err(),
             "too few rows"
         );
-        let nothing = ctc_loss(&logits, 4, &[0], &[vec![]], &[1.0]).unwrap();
+        let nothing = loss_and_gradient(&logits, 4, &[0], &[vec![]], &[1.0]).unwrap();
         assert_eq!(nothing.0, [0.0]);
     }
 }
