@@ -60,9 +60,14 @@ const ALL: &str = "all";
 ///   with: {model: configs/models/small.nemo}
 /// kept:
 ///   uses: sql
-///   from: {input: manifest, fit: fit}
+///   from: {rows: manifest, fit: fit}
 ///   with:
-///     query: "SELECT input.* FROM input JOIN fit USING (segment_id) WHERE fit.alignment_score > -2"
+///     whole: [fit]
+///     join: SELECT rows.*, fit.alignment_score FROM rows LEFT JOIN fit USING (segment_id)
+///     rejects:
+///       - {reason: not_aligned, when: alignment_score IS NULL}
+///       - {reason: text_does_not_fit, when: "alignment_score < -2"}
+///     query: SELECT * FROM input
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
