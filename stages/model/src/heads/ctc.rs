@@ -372,7 +372,7 @@ fn beam_search(
             durations: placed().map(|token| token.duration as u32).collect(),
             ids,
             score,
-            text: String::new(),
+            ..Hypothesis::default()
         })
     });
     hypotheses.collect()
