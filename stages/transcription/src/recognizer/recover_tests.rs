@@ -614,7 +614,7 @@ fn suspect_words_are_left_out_where_that_is_asked_for() {
             )
             .unwrap();
         assert_eq!((heard[0].words.len(), heard[0].tokens.len()), (left, left));
-        let told = coverage(&[16_000..48_000], &[vec![0.0..2.0]], &heard).suspects;
+        let told = coverage(std::slice::from_ref(&(16_000..48_000)), &[vec![0.0..2.0]], &heard).suspects;
         assert_eq!(
             told,
             [Suspect {
