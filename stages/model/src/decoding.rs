@@ -45,6 +45,16 @@ pub struct Hypothesis {
     pub score: f64,
     /// Decoded text; empty when the model has no tokenizer.
     pub text: String,
+    /// Frames on which greedy search of a transducer on the CPU chose blank; elsewhere none.
+    pub blanks: Vec<Blank>,
+}
+
+/// A frame on which greedy search chose blank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Blank {
+    pub frame: u32,
+    /// How far the logit of blank, less the penalty, is above that of the best token.
+    pub lead: f32,
 }
 
 /// How a model is decoded.
@@ -346,8 +356,17 @@ pub fn decode_greedy_on(
             while frames.contains(&search.frame) {
                 let row = first + search.frame - frames.start;
                 let mut best = on_cpu(|| best_output(&logits, row, joint.tokens()))?;
-                if best.token == joint.blank() && blank_penalty > 0.0 {
-                    best = on_cpu(|| best_with_penalty(&logits, row, blank_penalty, best))?;
+                if best.token == joint.blank() {
+                    let token = on_cpu(|| best_token(&logits, row, best))?;
+                    let lead = best.logit - blank_penalty - token.logit;
+                    if lead < 0.0 {
+                        best = token;
+                    } else {
+                        hypothesis.blanks.push(Blank {
+                            frame: search.frame as u32,
+                            lead: lead as f32,
+                        });
+                    }
                 }
                 let duration = durations.get(best.duration).copied().unwrap_or(0);
                 if best.token == joint.blank() {
@@ -415,19 +434,18 @@ fn best_fused(logits: &Tensor, row: usize, scores: &[f32], plain: Best) -> Resul
     })
 }
 
-/// The best token of a row of logits whose best output is blank, where its logit is above that of blank less the penalty, with
-/// the same duration.
-fn best_with_penalty(logits: &Tensor, row: usize, penalty: f64, blank: Best) -> Result<Best> {
+/// The best token of a row of logits whose best output is blank, with the same duration.
+fn best_token(logits: &Tensor, row: usize, blank: Best) -> Result<Best> {
     let width = logits.dim(1)?;
     dispatch!(logits.dtype(), T => {
         let tokens = &slice::<T>(logits)?[row * width..][..blank.token];
-        let mut best = Best { logit: blank.logit - penalty, ..blank };
+        let mut best = Best { token: 0, logit: f64::NEG_INFINITY, ..blank };
         for (token, logit) in tokens.iter().enumerate() {
             if logit.wide() > best.logit {
                 best = Best { token, logit: logit.wide(), ..blank };
             }
         }
-        Ok(if best.token == blank.token { blank } else { best })
+        Ok(best)
     })
 }
 

@@ -86,6 +86,14 @@ pub const SHORT_PAUSE: f64 = 0.2;
 /// A shorter stretch without a word is no hole, in seconds.
 pub const LEAST_HOLE: f64 = 0.25;
 
+/// Blank is a narrow choice if its logit is above that of the best token by less than this.
+pub const NARROW: f32 = 8.0;
+/// Speech farther than this from all words is a hole, too, if blank was a narrow choice there: a word is missing between others, in
+/// seconds.
+pub const NEAR: f64 = 0.08;
+/// Such a hole is as long as this at least, in seconds.
+pub const LEAST_GAP: f64 = 0.16;
+
 /// A stretch of speech without words, in seconds from the beginning of the recording.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Hole {
@@ -108,8 +116,24 @@ pub struct Coverage {
     pub holes: Vec<Hole>,
     /// Words that were found when holes were decoded again.
     pub recovered: u64,
-    /// Words that are probably invented, in order.
+    /// Words that are probably invented, in order, also those that were left out.
     pub suspects: Vec<Suspect>,
+}
+
+impl Coverage {
+    /// With that of another channel of the recording: the share is that of the speech of both.
+    pub fn add(&mut self, other: Coverage) {
+        let speech = self.speech_s + other.speech_s;
+        if speech > 0.0 {
+            self.share = rounded((self.share * self.speech_s + other.share * other.speech_s) / speech);
+        }
+        self.speech_s = rounded(speech);
+        self.holes.extend(other.holes);
+        self.holes.sort_by(|a, b| a.start.total_cmp(&b.start));
+        self.recovered += other.recovered;
+        self.suspects.extend(other.suspects);
+        self.suspects.sort_by(|a, b| a.start.total_cmp(&b.start));
+    }
 }
 
 /// The speech of a window in stretches: in order, apart by [`SHORT_PAUSE`] or more, and within `length`. All are seconds from its
@@ -143,9 +167,42 @@ pub(crate) fn later(stretches: &[Range<f64>], seconds: f64) -> Vec<Range<f64>> {
 /// [`LEAST_HOLE`]. Times are seconds from the beginning of the window; words may overlap and come in any order. Words whose times
 /// are not numbers cover nothing.
 pub fn holes(stretches: &[Range<f64>], words: &[Range<f64>]) -> Vec<Range<f64>> {
+    uncovered(stretches, words, REACH, LEAST_HOLE)
+}
+
+/// Gaps between the words of a window in which the decoder chose blank narrowly, in order: words are probably missing there.
+pub(crate) fn narrow_gaps(stretches: &[Range<f64>], heard: &Heard) -> Vec<Range<f64>> {
+    if heard.blanks.is_empty() {
+        return Vec::new();
+    }
+    let mut found = uncovered(stretches, &spans(heard), NEAR, LEAST_GAP);
+    found.retain(|gap| {
+        let mut blanks = heard.blanks.iter();
+        blanks.any(|&(time, lead)| lead < NARROW && (gap.start - NEAR..gap.end).contains(&time))
+    });
+    found
+}
+
+/// Holes of a window and gaps of [`narrow_gaps`], those that overlap as one.
+fn all_holes(stretches: &[Range<f64>], heard: &Heard) -> Vec<Range<f64>> {
+    let mut found = holes(stretches, &spans(heard));
+    found.extend(narrow_gaps(stretches, heard));
+    found.sort_by(|a, b| a.start.total_cmp(&b.start));
+    found.dedup_by(|next, last| {
+        let overlaps = next.start <= last.end;
+        if overlaps {
+            last.end = last.end.max(next.end);
+        }
+        overlaps
+    });
+    found
+}
+
+/// What of the `stretches` lies farther than `reach` from all `words` and is as long as `least`, in seconds.
+fn uncovered(stretches: &[Range<f64>], words: &[Range<f64>], reach: f64, least: f64) -> Vec<Range<f64>> {
     let mut covered: Vec<Range<f64>> = words
         .iter()
-        .map(|word| word.start - REACH..word.end.max(word.start) + REACH)
+        .map(|word| word.start - reach..word.end.max(word.start) + reach)
         .filter(|word| word.start < word.end)
         .collect();
     covered.sort_by(|a, b| a.start.total_cmp(&b.start));
@@ -165,7 +222,7 @@ pub fn holes(stretches: &[Range<f64>], words: &[Range<f64>]) -> Vec<Range<f64>> 
         found.push(at..stretch.end);
     }
     // Rounding of times must not decide about a hole that is exactly as long.
-    found.retain(|hole| hole.end - hole.start >= LEAST_HOLE - 1e-9);
+    found.retain(|hole| hole.end - hole.start >= least - 1e-9);
     found
 }
 
@@ -181,7 +238,7 @@ pub fn coverage(windows: &[Range<u64>], speech: &[Vec<Range<f64>>], heard: &[Hea
     for ((window, stretches), heard) in windows.iter().zip(speech).zip(heard) {
         let after = window.start as f64 / f64::from(SAMPLE_RATE);
         total += stretches.iter().map(|part| part.end - part.start).sum::<f64>();
-        for hole in holes(stretches, &spans(heard)) {
+        for hole in all_holes(stretches, heard) {
             missing += hole.end - hole.start;
             found.holes.push(Hole {
                 start: rounded(after + hole.start),
@@ -189,11 +246,17 @@ pub fn coverage(windows: &[Range<u64>], speech: &[Vec<Range<f64>>], heard: &[Hea
             });
         }
         found.recovered += heard.recovered as u64;
-        found.suspects.extend(
-            suspects(&heard.words, stretches)
-                .into_iter()
-                .map(|suspect| suspect.of(&heard.words, after)),
-        );
+        let kept = suspects(&heard.words, stretches).into_iter();
+        let first = found.suspects.len();
+        found
+            .suspects
+            .extend(kept.map(|suspect| suspect.of(&heard.words, after)));
+        found.suspects.extend(heard.dropped.iter().map(|suspect| Suspect {
+            start: rounded(after + suspect.start),
+            end: rounded(after + suspect.end),
+            ..suspect.clone()
+        }));
+        found.suspects[first..].sort_by(|a, b| a.start.total_cmp(&b.start));
     }
     found.speech_s = rounded(total);
     found.share = if total > 0.0 {

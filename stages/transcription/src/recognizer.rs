@@ -48,6 +48,7 @@ use crate::language_prior::LanguageCounts;
 use crate::long_audio::LongAudio;
 use crate::segments::{SegmentRules, segments};
 use crate::streamed::Samples;
+use crate::suspects::Suspect;
 use crate::tokens::{Token, TokenScore, tokens_of_word};
 use crate::window_groups::{GROUP_SAMPLES, group_by_group};
 use crate::windows::join_words_of_turns;
@@ -573,6 +574,9 @@ impl Recognizer {
             text.durations.extend(hypothesis.durations.get(index));
             kept.extend(scores.get(index));
         }
+        let blanks = hypothesis.blanks.iter();
+        let blanks = blanks.map(|blank| (f64::from(blank.frame) * self.model.frame_seconds(), blank.lead));
+        let blanks = blanks.collect();
         let stamps = self.model.time_stamps(&text)?;
         let confidences: Vec<f64> = kept.iter().map(|score| score.confidence).collect();
         let confidences = word_confidences(&confidences, &stamps.word_tokens, Aggregation::default())?;
@@ -594,7 +598,8 @@ impl Recognizer {
             words,
             tokens,
             languages,
-            recovered: 0,
+            blanks,
+            ..Heard::default()
         })
     }
 }
@@ -628,6 +633,11 @@ pub struct Heard {
     pub languages: Vec<String>,
     /// How many of the words were found when a stretch without words was decoded again.
     pub recovered: usize,
+    /// Frames on which greedy search of a transducer on the CPU chose blank: seconds from the beginning of the window, and how far the
+    /// logit of blank was above that of the best token.
+    pub blanks: Vec<(f64, f32)>,
+    /// Suspect words that were left out, with times from the beginning of the window.
+    pub dropped: Vec<Suspect>,
 }
 
 /// Joins the results of the windows of a recording. `phrases`: those that were boosted.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt32Array,
+    Array, ArrayRef, AsArray, BooleanArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    UInt32Array,
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Fields, Float64Type, Int64Type, Schema, SchemaRef};
@@ -77,7 +78,9 @@ fn hole_fields() -> Fields {
 
 fn suspect_fields() -> Fields {
     let texts = ["text", "reason"].map(|name| Field::new(name, DataType::Utf8, false));
-    hole_fields().iter().cloned().chain(texts.map(Arc::new)).collect()
+    let dropped = Field::new("dropped", DataType::Boolean, false);
+    let more = texts.into_iter().chain([dropped]).map(Arc::new);
+    hole_fields().iter().cloned().chain(more).collect()
 }
 
 /// Columns of coverage.
@@ -230,6 +233,12 @@ fn coverage_columns(coverage: &Coverage) -> Result<Vec<ArrayRef>, StageError> {
         numbers(suspects.iter().map(|suspect| suspect.end).collect()),
         Arc::new(StringArray::from_iter_values(texts)),
         Arc::new(StringArray::from_iter_values(reasons)),
+        Arc::new(
+            suspects
+                .iter()
+                .map(|suspect| Some(suspect.dropped))
+                .collect::<BooleanArray>(),
+        ),
     ];
     Ok(vec![
         numbers(vec![coverage.share]),
@@ -264,6 +273,10 @@ fn read_coverage(recording: &RecordBatch) -> Result<Option<Coverage>, StageError
             .and_then(|column| column.as_string_opt::<i32>());
         Ok::<_, StageError>(column.ok_or_else(|| other(name))?.value(row).to_owned())
     };
+    let dropped = suspects
+        .column_by_name("dropped")
+        .and_then(|column| column.as_boolean_opt())
+        .ok_or_else(|| other("dropped"))?;
     let hole = |row: usize| {
         let (start, end) = (time(&holes, "start", row)?, time(&holes, "end", row)?);
         Ok::<_, StageError>(Hole { start, end })
@@ -274,6 +287,7 @@ fn read_coverage(recording: &RecordBatch) -> Result<Option<Coverage>, StageError
             end: time(&suspects, "end", row)?,
             text: text("text", row)?,
             reason: Reason::named(&text("reason", row)?).ok_or_else(|| other("suspects"))?,
+            dropped: dropped.value(row),
         })
     };
     let recovered = columns.column("recovered")?.as_primitive_opt::<Int64Type>();
@@ -498,6 +512,7 @@ mod tests {
             end: 0.5,
             text: "way way".to_owned(),
             reason,
+            dropped: reason == Reason::Repetition,
         }
     }
 

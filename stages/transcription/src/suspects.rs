@@ -45,6 +45,13 @@ pub struct Suspect {
     pub end: f64,
     pub text: String,
     pub reason: Reason,
+    /// Whether the words were left out of the transcript.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub dropped: bool,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Words of a window that are suspect.
@@ -66,6 +73,7 @@ impl SuspectWords {
             end: rounded(after + end),
             text: texts.join(" "),
             reason: self.reason,
+            dropped: false,
         }
     }
 }
@@ -74,10 +82,16 @@ impl SuspectWords {
 pub const FAR: f64 = 0.5;
 /// The longest sequence of words whose repetitions are looked for.
 const LONGEST: usize = 8;
-/// How often a word is said in a row at least, and how often several words are, to be suspect.
+/// How often a word is there in a row at least, and how often several words are, to be suspect if nobody said them so.
 const REPEATS: (usize, usize) = (4, 3);
 /// A word that is said three times in a row is suspect, too, where each takes less than this, in seconds.
 const QUICK: f64 = 0.12;
+/// Repetitions that were said take so long for each word at least, in seconds, and no more than [`SPOKEN`] letters a second. Half of
+/// that time is speech.
+const PACE: f64 = 0.2;
+const SPOKEN: f64 = 25.0;
+/// The mean confidence of repetitions that were said is this share of that of the first words at least.
+const AS_SURE: f64 = 0.5;
 /// This many words in a row that have more than [`LETTERS`] letters a second are too fast.
 const RUN: usize = 5;
 /// Fast speakers have some 25 letters a second.
@@ -109,6 +123,7 @@ pub(crate) fn suspects(words: &[Word], stretches: &[Range<f64>]) -> Vec<SuspectW
                 }
                 _ => repeats >= REPEATS.1,
             };
+            let is_suspect = is_suspect && !were_said(&words[at..range.end], length, stretches);
             if is_suspect && !texts[at].is_empty() {
                 for reason in &mut reasons[range] {
                     reason.get_or_insert(Reason::Repetition);
@@ -140,6 +155,39 @@ pub(crate) fn suspects(words: &[Word], stretches: &[Range<f64>]) -> Vec<SuspectW
         }
     }
     found
+}
+
+/// Whether words that repeat the first `length` ones were spoken: at a pace of speech, each time over speech, and as surely as the
+/// first ones. Loops of a decoder come faster or go on over silence.
+fn were_said(words: &[Word], length: usize, stretches: &[Range<f64>]) -> bool {
+    let copies: Vec<&[Word]> = words.chunks_exact(length).collect();
+    let [first, repeats @ ..] = &copies[..] else {
+        return false;
+    };
+    let letters: usize = first.iter().map(|word| word_key(&word.word).chars().count()).sum();
+    let least = (PACE * length as f64).max(letters as f64 / SPOKEN);
+    // Times of words are multiples of a frame, so the pace is that of all copies.
+    let seconds = words[words.len() - length].start - words[0].start;
+    let end = |copy: &[Word]| copy.last().map_or(0.0, |word| word.end.max(word.start));
+    // Words come late, so a copy is over the speech since the end of the one before.
+    let is_spoken = |pair: &[&[Word]]| {
+        let slot = end(pair[0])..end(pair[1]);
+        let speech = stretches
+            .iter()
+            .map(|part| part.end.min(slot.end) - part.start.max(slot.start));
+        speech.filter(|seconds| *seconds > 0.0).sum::<f64>() >= 0.5 * least
+    };
+    let sure = |copies: &[&[Word]]| {
+        let confidences = copies
+            .iter()
+            .copied()
+            .flatten()
+            .map(|word| word.confidence.unwrap_or(1.0));
+        confidences.sum::<f64>() / copies.len().max(1) as f64
+    };
+    seconds >= least * repeats.len() as f64 - 1e-9
+        && copies.windows(2).all(is_spoken)
+        && sure(repeats) >= AS_SURE * sure(&copies[..1])
 }
 
 #[cfg(test)]
@@ -175,14 +223,67 @@ mod tests {
         let all = std::slice::from_ref(&(0.0..60.0));
         let of = |text: &str, seconds: f64| found(&said(text, seconds), all);
         let repeated = |text: &str| vec![(text.to_owned(), Reason::Repetition)];
-        assert_eq!(of("on the way, Way way way home", 0.4), repeated("Way way way"));
-        assert_eq!(of("no no no, that is it", 0.4), []);
+        assert_eq!(of("on the way, Way way way home", 0.16), repeated("Way way way"));
+        assert_eq!(of("no no no, that is it", 0.16), []);
         assert_eq!(of("way way way home", 0.1), repeated("way way"));
-        assert_eq!(of("to be or to be or to be or not", 0.4), repeated("to be or to be or"));
-        assert_eq!(of("it is so it is so", 0.4), []);
-        assert_eq!(of("वह वह वह वह गया।", 0.4), repeated("वह वह वह"));
-        assert_eq!(of("कि की के का", 0.4), []);
-        assert_eq!(of("", 0.4), []);
+        assert_eq!(
+            of("to be or to be or to be or not", 0.16),
+            repeated("to be or to be or")
+        );
+        assert_eq!(of("it is so it is so", 0.16), []);
+        assert_eq!(of("वह वह वह वह गया।", 0.16), repeated("वह वह वह"));
+        assert_eq!(of("कि की के का", 0.16), []);
+        assert_eq!(of("", 0.16), []);
+        let long = "extraordinary extraordinary extraordinary extraordinary";
+        assert_eq!(of(long, 0.32), repeated("extraordinary extraordinary extraordinary"));
+    }
+
+    /// What a speech synthesizer said, as a model heard it.
+    #[test]
+    fn repetitions_that_were_said_are_not_suspect() {
+        let of = |text: &str, times: &[(f64, f64, f64)], speech: Range<f64>| {
+            let words = text
+                .split(' ')
+                .zip(times)
+                .map(|(word, &(start, end, confidence))| Word {
+                    word: word.to_owned(),
+                    start,
+                    end,
+                    confidence: Some(confidence),
+                    ..Word::default()
+                });
+            found(&words.collect::<Vec<_>>(), std::slice::from_ref(&speech))
+        };
+        let mut sevens = [
+            (0.16, 0.48, 0.59),
+            (0.64, 0.96, 0.64),
+            (1.12, 1.44, 0.6),
+            (1.68, 1.92, 0.83),
+            (2.16, 2.48, 0.69),
+            (2.72, 2.88, 0.48),
+        ];
+        let text = "seven seven seven seven seven two";
+        assert_eq!(of(text, &sevens, 0.05..3.0), []);
+        let ones = [
+            (0.16, 0.4, 0.25),
+            (0.48, 0.72, 0.18),
+            (0.8, 1.12, 0.05),
+            (1.2, 1.36, 0.34),
+        ];
+        assert_eq!(of("one one one one", &ones, 0.0..1.35), []);
+        let doors: Vec<_> = (0..6)
+            .map(|index| (0.3 * f64::from(index), 0.3 * f64::from(index) + 0.2, 0.5))
+            .collect();
+        assert_eq!(of("the door the door the door", &doors, 0.0..1.8), []);
+        // The same over silence, and repetitions that are much less sure than the first.
+        let suspect = vec![("seven seven seven seven".to_owned(), Reason::Repetition)];
+        let over_silence = of(text, &sevens, 0.05..1.75);
+        assert_eq!(
+            over_silence,
+            [suspect.clone(), vec![("two".to_owned(), Reason::NoSpeech)]].concat()
+        );
+        sevens[1..5].iter_mut().for_each(|word| word.2 = 0.1);
+        assert_eq!(of(text, &sevens, 0.05..3.0), suspect);
     }
 
     #[test]

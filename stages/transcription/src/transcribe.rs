@@ -41,7 +41,7 @@ pub struct Transcribe;
 
 impl Kind for Transcribe {
     const NAME: &'static str = "transcription.transcribe";
-    const VERSION: u32 = 13;
+    const VERSION: u32 = 14;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new(

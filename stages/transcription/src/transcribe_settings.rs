@@ -45,7 +45,7 @@ pub const MAX_DURATION: f64 = 43_200.0;
 /// recording` (its path with its ending), `channel` (from 1, of a recording whose channels are split), `duration` and `decoded` in seconds (total, and the part that the model
 /// processed, in `windows`), `languages, model, model_digest, damaged_at` (see `on_damage`). With `coverage` it also has `coverage`
 /// (share of the speech that has words, from 0 to 1), `speech` (in seconds), `holes` (speech without words: `start, end`), `recovered`
-/// (words found when holes were decoded again) and `suspects` (`start, end, text, reason`). Port `timings`, one row
+/// (words found when holes were decoded again) and `suspects` (`start, end, text, reason, dropped`). Port `timings`, one row
 /// per partition: `_row, processed_at, transcription_s, total_s`; it alone differs from run to run.
 ///
 /// With `channels: split`, each channel of a recording is a partition of its own, `NAME.ch1`, `NAME.ch2` and so on; recordings

@@ -222,6 +222,7 @@ fn coverage_is_read_as_it_was_written_and_checked() {
             end: 2.0,
             text: "way way".to_owned(),
             reason: Reason::Repetition,
+            dropped: true,
         }],
     };
     let with = |coverage: Coverage| {

@@ -343,7 +343,7 @@ fn hypothesis(live: &Live) -> Hypothesis {
         frames: of(|path| path.frame),
         durations: of(|path| path.duration),
         score: live.score,
-        text: String::new(),
+        ..Hypothesis::default()
     }
 }
 

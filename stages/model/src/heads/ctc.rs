@@ -370,7 +370,7 @@ fn beam_search(
             durations: placed().map(|token| token.duration as u32).collect(),
             ids,
             score,
-            text: String::new(),
+            ..Hypothesis::default()
         })
     });
     hypotheses.collect()

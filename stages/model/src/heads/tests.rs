@@ -874,6 +874,16 @@ fn a_penalty_on_blank_undoes_a_bias_of_blank() {
                 "{set} {head:?}"
             );
             assert_eq!(found.durations, expected.durations);
+            // So are the frames of blanks.
+            assert_eq!(expected.blanks.is_empty(), head == HeadKind::Ctc, "{set}");
+            assert_eq!(found.blanks.len(), expected.blanks.len(), "{set}");
+            for (found, expected) in found.blanks.iter().zip(&expected.blanks) {
+                assert_eq!(found.frame, expected.frame, "{set}");
+                assert!(
+                    (found.lead - expected.lead).abs() < 1e-3 && found.lead >= 0.0,
+                    "{set}: {found:?}"
+                );
+            }
         }
     }
 }

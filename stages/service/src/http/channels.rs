@@ -132,6 +132,13 @@ fn together(channels: Vec<Finished>) -> Option<Finished> {
         if let Some(boosted) = one.boosted.take() {
             all.boosted.get_or_insert_default().add(boosted);
         }
+        all.coverage = match (all.coverage.take(), one.coverage.take()) {
+            (Some(mut coverage), Some(other)) => {
+                coverage.add(other);
+                Some(coverage)
+            }
+            (one, other) => one.or(other),
+        };
         for warning in finished.warnings {
             if !first.warnings.contains(&warning) {
                 first.warnings.push(warning);
@@ -142,8 +149,6 @@ fn together(channels: Vec<Finished>) -> Option<Finished> {
         first.batches = first.batches.saturating_add(finished.batches);
     }
     first.transcript.metadata.channel = None;
-    // It is measured channel by channel.
-    first.transcript.metadata.coverage = None;
     // It is stable.
     segments.sort_by(|(a, _): &(Segment, Vec<Vec<Token>>), (b, _)| {
         a.start.partial_cmp(&b.start).unwrap_or(Ordering::Equal)
@@ -174,6 +179,7 @@ fn take(segments: &mut Vec<(Segment, Vec<Vec<Token>>)>, channel: usize, finished
 
 #[cfg(test)]
 mod tests {
+    use flow_transcription::coverage::{Coverage, Hole};
     use flow_transcription::{Metadata, Performance, Word};
 
     use super::*;
@@ -214,7 +220,7 @@ mod tests {
 
     #[test]
     fn segments_of_all_channels_are_in_the_order_of_time() {
-        let channels = vec![
+        let mut channels = vec![
             finished(9.0, &["de"], &[(0.5, "guten tag"), (4.0, "ja")]),
             finished(
                 9.5,
@@ -222,7 +228,28 @@ mod tests {
                 &[(0.0, "hello"), (2.0, "yes of course"), (4.0, "bye")],
             ),
         ];
+        let covered = |share: f64, speech_s: f64, start: f64| Coverage {
+            share,
+            speech_s,
+            holes: vec![Hole {
+                start,
+                end: start + 0.5,
+            }],
+            recovered: 1,
+            suspects: Vec::new(),
+        };
+        channels[0].transcript.metadata.coverage = Some(covered(0.5, 1.0, 5.0));
+        channels[1].transcript.metadata.coverage = Some(covered(0.75, 3.0, 3.0));
         let all = together(channels).unwrap();
+        let coverage = all.transcript.metadata.coverage.as_ref().unwrap();
+        assert_eq!(
+            (coverage.share, coverage.speech_s, coverage.recovered),
+            (0.6875, 4.0, 2)
+        );
+        assert_eq!(
+            coverage.holes.iter().map(|hole| hole.start).collect::<Vec<_>>(),
+            [3.0, 5.0]
+        );
         let transcript = &all.transcript;
         assert_eq!(transcript.text, "hello guten tag yes of course ja bye");
         let speakers: Vec<&str> = transcript

@@ -8,8 +8,8 @@ use flow_speakers::silero::SAMPLE_RATE;
 
 use super::split::mean;
 use super::{Heard, RecognitionSettings, Recognizer, VoiceActivity, batches};
-use crate::coverage::{CoverageMode, SuspectUse, holes, later, spans};
-use crate::suspects::suspects;
+use crate::coverage::{CoverageMode, SuspectUse, holes, later, narrow_gaps, spans};
+use crate::suspects::{Suspect, suspects};
 use crate::word_key::word_key;
 use crate::{Result, Word};
 
@@ -38,6 +38,18 @@ pub(super) const ATTEMPTS: [Attempt; 7] = [
     Attempt::BlankPenalty(16.0),
     Attempt::Beam,
 ];
+/// How many of them leave the model's choices as they are.
+const PLAIN: usize = 3;
+/// Penalties on blank with which whole windows are decoded again.
+const PENALTIES: [f64; 3] = [6.0, 12.0, 18.0];
+/// What a word adds to the merit of a window is its confidence less this: more words that are less sure are not better.
+const ORDINARY: f64 = 0.4;
+/// Where the words of a window are less sure, that is this share of their mean confidence, but [`UNSURE`] at least.
+const SHARE_OF_MEAN: f64 = 0.6;
+/// How much higher the merit of a window that was decoded again must be.
+const GAIN: f64 = 0.2;
+/// Seconds of speech for each narrow choice of blank, at most, where there is no other sign that words are missing.
+const SPEECH_FOR_EACH: f64 = 4.0;
 /// Half a frame of the encoder, in seconds.
 const SHIFT: f64 = 0.04;
 const SILENCE: f64 = 0.3;
@@ -167,49 +179,143 @@ impl Recognizer {
                 .for_each(|(heard, speech)| leave_out_suspects(heard, speech));
         }
         if coverage.mode == CoverageMode::Recover {
-            let of_windows = signals.iter().zip(speech).zip(&*heard).enumerate();
+            let inputs = (signals, speech);
+            let of_window = |window: usize, heard: &Heard| pieces_of(window, signals[window], &speech[window], heard);
+            let of_windows = heard.iter().enumerate();
             let mut open: Vec<Piece> = of_windows
-                .flat_map(|(window, ((signal, speech), heard))| pieces_of(window, signal, speech, heard))
+                .flat_map(|(window, heard)| of_window(window, heard))
                 .collect();
-            let mut filled: Vec<(Piece, Heard)> = Vec::new();
-            for attempt in ATTEMPTS {
-                if open.is_empty() {
-                    break;
-                }
-                let Some(found) = self.attempt(
-                    (attempt, decoding),
-                    (signals, speech),
-                    &open,
-                    settings.batch_seconds,
-                    cancelled,
-                )?
-                else {
-                    return Ok(false);
-                };
-                let mut left = Vec::new();
-                for (mut piece, found) in std::mem::take(&mut open).into_iter().zip(found) {
-                    match found.and_then(|found| piece.takes(found)) {
-                        Some(found) => filled.push((piece, found)),
-                        None => left.push(piece),
-                    }
-                }
-                open = left;
+            let (plain, others) = ATTEMPTS.split_at(PLAIN);
+            if !self.fill(
+                (plain, decoding),
+                inputs,
+                settings.batch_seconds,
+                (&mut open, &mut *heard),
+                cancelled,
+            )? {
+                return Ok(false);
+            }
+            let Some(changed) = self.decode_reluctant(inputs, (settings, decoding), heard, cancelled)? else {
+                return Ok(false);
+            };
+            open.retain(|piece| !changed.contains(&piece.window));
+            open.extend(changed.into_iter().flat_map(|window| of_window(window, &heard[window])));
+            if !self.fill(
+                (others, decoding),
+                inputs,
+                settings.batch_seconds,
+                (&mut open, &mut *heard),
+                cancelled,
+            )? {
+                return Ok(false);
             }
             // Of what no attempt filled, the best that is sure.
-            filled.extend(open.into_iter().filter_map(|mut piece| {
+            for mut piece in open {
                 let best = piece
                     .tried
                     .drain(..)
                     .rev()
                     .filter(|(_, found)| confidence(found) >= SURE);
-                let best = best.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, found)| found);
-                Some((piece, best?))
-            }));
-            for (piece, found) in filled {
-                add(&mut heard[piece.window], found, &piece.hole);
+                if let Some((_, best)) = best.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+                    add(&mut heard[piece.window], best, &piece.hole);
+                }
             }
         }
         Ok(true)
+    }
+
+    /// Makes attempts to fill holes until none is open. False if it was cancelled.
+    fn fill(
+        &self,
+        (attempts, decoding): (&[Attempt], &DecodingSettings),
+        (signals, speech): (&[&[f32]], &[Vec<Range<f64>>]),
+        batch_seconds: f64,
+        (open, heard): (&mut Vec<Piece>, &mut [Heard]),
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        for &attempt in attempts {
+            if open.is_empty() {
+                break;
+            }
+            let inputs = (signals, speech);
+            let Some(found) = self.attempt((attempt, decoding), inputs, open, batch_seconds, cancelled)? else {
+                return Ok(false);
+            };
+            let mut left = Vec::new();
+            for (mut piece, found) in std::mem::take(open).into_iter().zip(found) {
+                match found.and_then(|found| piece.takes(found)) {
+                    Some(found) => add(&mut heard[piece.window], found, &piece.hole),
+                    None => left.push(piece),
+                }
+            }
+            *open = left;
+        }
+        Ok(true)
+    }
+
+    /// Decodes windows again in which a decoder stays on blank ([`is_reluctant`]), with penalties on blank; the larger ones if the first
+    /// finds words, or the window has holes. Of all results the one of the highest [`merit`] stays. Gives the windows that
+    /// changed; none if it was cancelled.
+    fn decode_reluctant(
+        &self,
+        (signals, speech): (&[&[f32]], &[Vec<Range<f64>>]),
+        (settings, decoding): (&RecognitionSettings, &DecodingSettings),
+        heard: &mut [Heard],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<usize>>> {
+        let mut open: Vec<usize> = (0..heard.len())
+            .filter(|&window| is_reluctant(&heard[window], &speech[window]))
+            .collect();
+        let has_hole = |window: usize, heard: &[Heard]| !holes(&speech[window], &spans(&heard[window])).is_empty();
+        let mut better: Vec<Option<Heard>> = vec![None; heard.len()];
+        for penalty in PENALTIES {
+            let decoding = DecodingSettings {
+                beam: 0,
+                blank_penalty: penalty,
+                ..decoding.clone()
+            };
+            let samples: Vec<&[f32]> = open.iter().map(|&window| signals[window]).collect();
+            #[cfg(test)]
+            tests::DECODED.set(tests::DECODED.get() + samples.iter().map(|window| window.len()).sum::<usize>());
+            for batch in batches(&samples, settings.batch_seconds) {
+                if cancelled() {
+                    return Ok(None);
+                }
+                let signals: Vec<&[f32]> = batch.iter().map(|&index| samples[index]).collect();
+                let of_batch: Vec<_> = batch.iter().map(|&index| speech[open[index]].clone()).collect();
+                for (index, found) in batch
+                    .into_iter()
+                    .zip(self.decode_with((&signals, &of_batch), &decoding)?)
+                {
+                    let window = open[index];
+                    let (first, best) = (&heard[window], better[window].as_ref());
+                    let ordinary = (SHARE_OF_MEAN * confidence(first)).clamp(UNSURE, ORDINARY);
+                    let least = best.map_or_else(|| merit(first, ordinary) + GAIN, |best| merit(best, ordinary));
+                    let is_as_sure = confidence(&found) >= confidence(first) || has_hole(window, heard);
+                    if found.words.len() > first.words.len()
+                        && is_as_sure
+                        && merit(&found, ordinary) > least
+                        && suspects(&found.words, &speech[window]).is_empty()
+                    {
+                        better[window] = Some(found);
+                    }
+                }
+            }
+            open.retain(|&window| better[window].is_some() || has_hole(window, heard));
+        }
+        let mut changed = Vec::new();
+        for (window, better) in better.into_iter().enumerate() {
+            if let Some(better) = better {
+                let heard = &mut heard[window];
+                *heard = Heard {
+                    recovered: heard.recovered + better.words.len() - heard.words.len(),
+                    dropped: std::mem::take(&mut heard.dropped),
+                    ..better
+                };
+                changed.push(window);
+            }
+        }
+        Ok(Some(changed))
     }
 
     /// Decodes pieces in one way: what was found in each, with times from the beginning of its window; none where it cannot be decoded
@@ -339,6 +445,21 @@ fn samples_of(attempt: Attempt, signal: &[f32], cut: &Range<f64>) -> Option<(Vec
     }
 }
 
+/// Whether words are missing in a window because its decoder stays on blank: blank was a narrow choice in speech without words, and the
+/// window has a hole, or that came often between words that are not all unsure.
+fn is_reluctant(heard: &Heard, speech: &[Range<f64>]) -> bool {
+    let narrow = narrow_gaps(speech, heard).len();
+    let seconds: f64 = speech.iter().map(|part| part.end - part.start).sum();
+    let is_often = narrow as f64 * SPEECH_FOR_EACH >= seconds && confidence(heard) >= UNSURE;
+    narrow > 0 && (is_often || !holes(speech, &spans(heard)).is_empty())
+}
+
+/// What the words of a window are worth: more of them, as long as they are as sure as `ordinary`.
+fn merit(heard: &Heard, ordinary: f64) -> f64 {
+    let of_word = |word: &Word| word.confidence.unwrap_or(0.0) - ordinary;
+    heard.words.iter().map(of_word).sum()
+}
+
 /// The mean confidence of the words; 0 where there are none.
 fn confidence(found: &Heard) -> f64 {
     if found.words.is_empty() {
@@ -380,9 +501,15 @@ fn add(heard: &mut Heard, found: Heard, hole: &Range<f64>) {
     heard.tokens.splice(place..place, tokens);
 }
 
-/// Takes suspect words away.
+/// Takes suspect words away, and keeps what they were.
 fn leave_out_suspects(heard: &mut Heard, speech: &[Range<f64>]) {
-    for suspect in suspects(&heard.words, speech).into_iter().rev() {
+    let found = suspects(&heard.words, speech);
+    let dropped = found.iter().cloned().map(|suspect| Suspect {
+        dropped: true,
+        ..suspect.of(&heard.words, 0.0)
+    });
+    heard.dropped.extend(dropped);
+    for suspect in found.into_iter().rev() {
         heard.words.drain(suspect.words.clone());
         heard.tokens.drain(suspect.words);
     }

@@ -7,6 +7,7 @@ use super::super::tests::{recognizer, settings, two};
 use super::*;
 use crate::coverage::{CoverageSettings, coverage};
 use crate::recognizer::SpeechWindows;
+use crate::suspects::Reason;
 use crate::test_data;
 
 thread_local! {
@@ -157,7 +158,8 @@ fn measured(
     let (found_before, found_after) = (common(&whole, &before), common(&whole, &after));
     let lost = whole.len() - found_before;
     let added = after.len() - before.len();
-    let other = added.saturating_sub(found_after - found_before);
+    let gained = found_after as f64 - found_before as f64;
+    let other = added as f64 - gained;
     let false_words = added.saturating_sub(lost);
     let decoded: u64 = long
         .windows
@@ -170,7 +172,7 @@ fn measured(
         let found = coverage(&long.windows.windows, &speech, heard);
         (100.0 * found.share, found.holes.len())
     });
-    let recall = (found_after - found_before) as f64 / lost.max(1) as f64;
+    let recall = gained / lost.max(1) as f64;
     println!(
         "| {name} | {} | {lost} | {:.1} | {:.1} -> {:.1} | {other} | {false_words} ({:.2}) | {:.1} ({}) -> {:.1} ({}) | {:.1} ({:.1}) |",
         whole.len(),
@@ -275,6 +277,18 @@ fn lost_words_are_found_again() {
 fn table(surely: bool) {
     let plain = measured_recognizer();
     let settings = recovering();
+    // What was reached with recordings that the model knows, by the bundled model and the one that was fine-tuned.
+    let reached = if std::env::var_os("FLOW_TEST_MODEL").is_some() {
+        0.94
+    } else {
+        0.88
+    };
+    let check = |(found, too_many): (f64, f64), least: f64| {
+        assert!(
+            !surely || (found >= least && too_many <= 0.01),
+            "{found} of {least}, {too_many}"
+        );
+    };
     let mut recordings = test_data::corpus_samples(if surely { 2 } else { 8 });
     if surely {
         let signals: Vec<&[f32]> = recordings.iter().map(Vec::as_slice).collect();
@@ -310,22 +324,19 @@ fn table(surely: bool) {
     );
     for seconds in [1.5, 2.0, 3.0, 4.0] {
         let holes = silenced(&long.heard, seconds, false, &long.windows.windows);
-        measured(
-            &format!("{seconds} s in a window"),
-            &plain,
-            &long,
-            &long.heard,
-            &holes,
-            &wide,
-        );
+        let name = format!("{seconds} s in a window");
+        check(measured(&name, &plain, &long, &long.heard, &holes, &wide), reached);
     }
     let stuck = silenced(&long.heard, 1.0, true, &long.windows.windows);
-    measured("from a third on", &plain, &long, &long.heard, &stuck, &wide);
+    check(
+        measured("from a third on", &plain, &long, &long.heard, &stuck, &wide),
+        reached,
+    );
     let mut every_third = paused.heard.clone();
     for heard in every_third.iter_mut().step_by(3) {
         *heard = Heard::default();
     }
-    measured(
+    let found = measured(
         "every third window",
         &plain,
         &paused,
@@ -333,6 +344,7 @@ fn table(surely: bool) {
         &every_third,
         &settings,
     );
+    check(found, reached);
     let whole = Long::in_windows(&plain, &recordings, (0.0, 0.0), &settings);
     for (name, silence) in [
         ("0.4 s of zeros behind each", (0.0, 0.4)),
@@ -347,9 +359,20 @@ fn table(surely: bool) {
         let name = format!("music, {decibels} dB below speech");
         measured(&name, &plain, &with, &paused.heard, &with.heard, &settings);
     }
-    let reluctant = reluctant(measured_recognizer(), 16.0);
-    let stuck = Long::of(&reluctant, paused.samples.clone(), &settings);
-    measured("blank + 16", &reluctant, &stuck, &paused.heard, &stuck.heard, &settings);
+    for (bias, least) in [
+        (3.0, 0.0),
+        (6.0, 0.5),
+        (8.0, 0.65),
+        (10.0, 0.75),
+        (13.0, 0.85),
+        (16.0, 0.8),
+    ] {
+        let reluctant = reluctant(measured_recognizer(), bias);
+        let stuck = Long::of(&reluctant, paused.samples.clone(), &settings);
+        let name = format!("blank + {bias}");
+        let found = measured(&name, &reluctant, &stuck, &paused.heard, &stuck.heard, &settings);
+        check(found, least);
+    }
 }
 
 /// A sentence that was lost is found again as it was but for what another cut changes, whoever else lost one; nothing else changes.
@@ -515,26 +538,42 @@ fn nothing_is_invented_over_noise_and_measuring_changes_nothing() {
     assert!(coverage.speech_s > 2.0 && coverage.share > 0.9, "{coverage:?}");
 }
 
-/// A network that nearly always says blank: what it says with a penalty on blank is found, in one pass over a recording, too.
+/// A network whose bias of blank is too large loses words between others: coverage says so, and what it says with a penalty on blank is
+/// found.
 #[test]
 fn a_decoder_that_stays_on_blank_is_made_to_speak() {
-    let recognizer = reluctant(recognizer(), 16.0);
-    let (samples, _) = two();
-    let measured = |mode: CoverageMode| {
+    let (plain, settings) = (recognizer(), recovering());
+    let mut recordings = test_data::corpus_samples(4);
+    recordings.retain(|recording| {
+        let heard = plain.decode(&[recording]).unwrap();
+        confidence(&heard[0]) >= 0.7
+    });
+    let whole = Long::of(&plain, in_a_row(&recordings, 0.7), &settings);
+    for (bias, least_found, most_covered) in [(6.0, 0.5, 0.98), (10.0, 0.65, 0.92), (16.0, 0.85, 0.5)] {
+        let stuck = reluctant(recognizer(), bias);
+        let long = Long::of(&stuck, whole.samples.clone(), &settings);
+        let lost = coverage(&long.windows.windows, &long.speech(), &long.heard);
+        let name = format!("blank + {bias}");
+        let (found, too_many) = measured(&name, &stuck, &long, &whole.heard, &long.heard, &settings);
+        assert!(lost.share < most_covered, "{bias}: {lost:?}");
+        assert!(found >= least_found && too_many <= 0.0, "{bias}: {found}, {too_many}");
+    }
+    // In one pass over a recording, too.
+    let stuck = reluctant(recognizer(), 16.0);
+    let of = |mode: CoverageMode| {
         let settings = RecognitionSettings {
             coverage: CoverageSettings {
                 mode,
                 ..CoverageSettings::default()
             },
-            ..recovering()
+            ..settings
         };
-        let found = recognizer.transcribe(&samples, &settings, &|| false).unwrap().unwrap();
+        let found = stuck.transcribe(&two().0, &settings, &|| false).unwrap().unwrap();
         found.coverage.unwrap()
     };
-    let (before, after) = (measured(CoverageMode::Measure), measured(CoverageMode::Recover));
-    assert!(before.share < 0.9, "{before:?}");
+    let (before, after) = (of(CoverageMode::Measure), of(CoverageMode::Recover));
     assert!(
-        after.share > before.share && after.recovered > 0,
+        before.share < after.share && after.recovered > 0,
         "{before:?} {after:?}"
     );
     assert_eq!(before.speech_s, after.speech_s);
@@ -545,8 +584,8 @@ fn suspect_words_are_left_out_where_that_is_asked_for() {
     let recognizer = recognizer();
     let word = |index: usize| Word {
         word: "way".to_owned(),
-        start: 0.3 * index as f64,
-        end: 0.3 * index as f64 + 0.2,
+        start: 0.16 * index as f64,
+        end: 0.16 * index as f64 + 0.16,
         confidence: Some(0.9),
         speaker: None,
     };
@@ -575,5 +614,16 @@ fn suspect_words_are_left_out_where_that_is_asked_for() {
             )
             .unwrap();
         assert_eq!((heard[0].words.len(), heard[0].tokens.len()), (left, left));
+        let told = coverage(std::slice::from_ref(&(16_000..48_000)), &[vec![0.0..2.0]], &heard).suspects;
+        assert_eq!(
+            told,
+            [Suspect {
+                start: 1.16,
+                end: 1.96,
+                text: "way way way way way".to_owned(),
+                reason: Reason::Repetition,
+                dropped: suspects == SuspectUse::Drop,
+            }]
+        );
     }
 }

@@ -78,7 +78,8 @@ fn joined(first: Heard, second: Heard, after: f64) -> Heard {
         mut words,
         mut tokens,
         mut languages,
-        recovered: _,
+        mut blanks,
+        ..
     } = first;
     // The duration of a last token may go beyond the part.
     for word in &mut words {
@@ -92,11 +93,13 @@ fn joined(first: Heard, second: Heard, after: f64) -> Heard {
     }));
     tokens.extend(second.tokens);
     languages.extend(second.languages);
+    blanks.extend(second.blanks.into_iter().map(|(time, lead)| (time + after, lead)));
     Heard {
         words,
         tokens,
         languages,
-        recovered: 0,
+        blanks,
+        ..Heard::default()
     }
 }
 
