@@ -124,7 +124,7 @@ impl SileroVad {
     /// # Errors
     /// If it is no state, or `fed` is no number of whole windows.
     pub fn resume(&self, state: &[f32], fed: u64) -> Result<SileroStream<'_>> {
-        if state.len() != CONTEXT + 2 * WIDE || fed % WINDOW as u64 != 0 {
+        if state.len() != CONTEXT + 2 * WIDE || !fed.is_multiple_of(WINDOW as u64) {
             let why = format!("{} values at sample {fed} are no state of the detector", state.len());
             return Err(Error::Input(why));
         }

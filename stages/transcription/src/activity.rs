@@ -108,7 +108,9 @@ impl<'a> Activity<'a> {
 
     /// What was found since the last call, where the network heard something since then.
     pub fn part(&mut self) -> Option<ActivityPart> {
-        let Method::Neural(neural) = &self.method else { return None };
+        let Method::Neural(neural) = &self.method else {
+            return None;
+        };
         let (frames, alike) = self.given;
         let new = self.frames.get(frames..).filter(|new| !new.is_empty())?;
         let network = neural.network.state()?;
@@ -134,12 +136,20 @@ impl<'a> Activity<'a> {
         let (Some(last), Method::Neural(neural)) = (parts.last(), &mut self.method) else {
             return Ok(());
         };
-        let wrong = |error: &dyn std::fmt::Display| TranscriptionError::Input(format!("earlier voice activity: {error}"));
+        let wrong =
+            |error: &dyn std::fmt::Display| TranscriptionError::Input(format!("earlier voice activity: {error}"));
         let frames: Vec<f32> = parts.iter().flat_map(|part| from_bits(&part.frames)).collect();
-        let alike: Vec<bool> = parts.iter().flat_map(|part| part.alike.bytes().map(|sign| sign == b'1')).collect();
+        let alike: Vec<bool> = parts
+            .iter()
+            .flat_map(|part| part.alike.bytes().map(|sign| sign == b'1'))
+            .collect();
         let given = (frames.len(), alike.len());
-        if last.samples % TOGETHER as u64 != 0 || frames.len() as u64 != last.samples / WINDOW as u64 {
-            return Err(wrong(&format!("{} frames do not fit {} samples", frames.len(), last.samples)));
+        if !last.samples.is_multiple_of(TOGETHER as u64) || frames.len() as u64 != last.samples / WINDOW as u64 {
+            return Err(wrong(&format!(
+                "{} frames do not fit {} samples",
+                frames.len(),
+                last.samples
+            )));
         }
         let state = ToneState {
             pending: from_bits(&last.pending),
@@ -167,7 +177,9 @@ impl<'a> Activity<'a> {
         }
         let before = self.known.saturating_sub(self.samples);
         self.samples += samples.len() as u64;
-        let samples = samples.get(usize::try_from(before).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let samples = samples
+            .get(usize::try_from(before).unwrap_or(usize::MAX)..)
+            .unwrap_or_default();
         match &mut self.method {
             Method::Off => {}
             Method::Energy(rest) => {
