@@ -97,9 +97,8 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         attempts,
         cancelled,
     } = begun;
-    let logged = match jobs.logged(&request).await {
-        Ok(logged) => logged,
-        Err(_) => return Ran::Again,
+    let Ok(logged) = jobs.logged(&request).await else {
+        return Ran::Again;
     };
     if attempts >= jobs.settings.max_attempts {
         let message = format!(
