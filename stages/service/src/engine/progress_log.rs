@@ -252,9 +252,9 @@ fn parsed(line: &[u8]) -> Option<Record> {
 }
 
 fn digest_of(bytes: &[u8]) -> String {
-    let mut digits = format!("{:x}", Sha256::digest(bytes));
-    digits.truncate(DIGITS);
-    digits
+    let digest = Sha256::digest(bytes);
+    let half = digest.iter().take(DIGITS / 2);
+    half.map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The log of a request that runs. It is written by a thread of its own, which ends after this is dropped.
