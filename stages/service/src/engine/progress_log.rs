@@ -86,11 +86,20 @@ impl FoundWindows {
     }
 }
 
+/// [`Word`], to the bit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct WordBits {
+    word: String,
+    start: u64,
+    end: u64,
+    confidence: Option<u64>,
+    speaker: Option<String>,
+}
+
 /// [`Heard`], to the bit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct HeardBits {
-    /// Text, start, end, confidence and speaker.
-    words: Vec<(String, u64, u64, Option<u64>, Option<String>)>,
+    words: Vec<WordBits>,
     /// Bytes, probability, and whether it is the first choice.
     tokens: Vec<Vec<(Vec<u8>, u64, bool)>>,
     languages: Vec<String>,
@@ -99,10 +108,12 @@ struct HeardBits {
 
 impl From<&Heard> for HeardBits {
     fn from(heard: &Heard) -> Self {
-        let word = |word: &Word| {
-            let confidence = word.confidence.map(f64::to_bits);
-            let (start, end) = (word.start.to_bits(), word.end.to_bits());
-            (word.word.clone(), start, end, confidence, word.speaker.clone())
+        let word = |word: &Word| WordBits {
+            word: word.word.clone(),
+            start: word.start.to_bits(),
+            end: word.end.to_bits(),
+            confidence: word.confidence.map(f64::to_bits),
+            speaker: word.speaker.clone(),
         };
         let token = |token: &Token| (token.bytes.clone(), token.logprob.to_bits(), token.is_first_choice);
         let tokens = heard.tokens.iter().map(|tokens| tokens.iter().map(token).collect());
@@ -118,12 +129,12 @@ impl From<&Heard> for HeardBits {
 impl From<HeardBits> for Heard {
     fn from(bits: HeardBits) -> Self {
         let words = bits.words.into_iter();
-        let words = words.map(|(word, start, end, confidence, speaker)| Word {
-            word,
-            start: f64::from_bits(start),
-            end: f64::from_bits(end),
-            confidence: confidence.map(f64::from_bits),
-            speaker,
+        let words = words.map(|bits| Word {
+            word: bits.word,
+            start: f64::from_bits(bits.start),
+            end: f64::from_bits(bits.end),
+            confidence: bits.confidence.map(f64::from_bits),
+            speaker: bits.speaker,
         });
         let token = |(bytes, logprob, is_first_choice)| Token {
             bytes,
