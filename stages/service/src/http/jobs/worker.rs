@@ -1,6 +1,5 @@
 //! Runs jobs, one after the other.
 
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,16 +118,9 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
     let ran = transcribe(app, jobs, &request, (attempts, logged), &cancelled).await;
     if matches!(ran, Ran::Again | Ran::Later | Ran::Interrupted) {
         // Only deaths of the process count. If this is not written, one more is counted.
-        let _ = interrupted(jobs, &request, attempts, logged).await;
+        let _ = jobs.note_attempts(&request, attempts, logged).await;
     }
     ran
-}
-
-/// Takes an attempt back that counts for nothing. `begun`: what was done before it.
-async fn interrupted(jobs: &Jobs, request: &JobRequest, attempts: u32, begun: Logged) -> io::Result<()> {
-    let logged = jobs.logged(request).await?;
-    let attempts = if logged.records > begun.records { 0 } else { attempts };
-    jobs.note_attempts(request, attempts, logged).await
 }
 
 fn fetch_limits(app: &App) -> FetchLimits {
@@ -183,7 +175,7 @@ async fn transcribe(
         () = cancelled.notified() => Ran::Over,
         () = reached(app.phase.clone(), Phase::Draining) => {
             // While the engine still has the request: once it has none, the process ends.
-            let _ = interrupted(jobs, request, attempts, begun).await;
+            let _ = jobs.note_attempts(request, attempts, begun).await;
             Ran::Interrupted
         }
     }
