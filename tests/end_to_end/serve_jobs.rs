@@ -220,6 +220,99 @@ fn kills_lose_no_job_and_do_none_twice() {
 #[ignore = "minutes: 200 kills"]
 fn many_kills_lose_no_job_and_do_none_twice() {
     kills_lose_no_job(std::env::var("FLOW_TEST_KILLS").map_or(200, |kills| kills.parse().unwrap()));
+    kills_do_not_begin_a_long_recording_again(None);
+}
+
+/// `FLOW_TEST_RECORDING` is a recording, such as one of an hour, in place of joined ones of ten minutes.
+#[test]
+#[ignore = "minutes: a service that is killed until a long job is done"]
+fn many_kills_of_one_long_job() {
+    kills_do_not_begin_a_long_recording_again(
+        std::env::var_os("FLOW_TEST_RECORDING").map(|path| fs::read(path).unwrap()),
+    );
+}
+
+/// The service is killed whenever a few more windows are done, far more often than attempts without progress are allowed.
+fn kills_do_not_begin_a_long_recording_again(recording: Option<Vec<u8>>) {
+    const SAMPLES: usize = 600 * 16_000;
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("serve.yaml");
+    fs::write(
+        &config,
+        "jobs: {folder: jobs, max_attempts: 3}\nengine: {batch_seconds: 10}\n",
+    )
+    .unwrap();
+    let start = || {
+        let mut flow = program();
+        flow.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(&config);
+        Served::start(flow, PATIENCE).unwrap()
+    };
+    let audio = recording.unwrap_or_else(|| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/model/audio");
+        let names = ["eval0_en-us.wav", "eval3_es.wav", "train0_it.wav"];
+        // 44 bytes are the header of a plain file of 16 bits.
+        let files = names.map(|name| fs::read(path.join(name)).unwrap());
+        let mut joined = files[0][..44].to_vec();
+        let samples = files.iter().cycle().flat_map(|file| &file[44..]);
+        joined.extend(samples.take(2 * SAMPLES));
+        joined[4..8].copy_from_slice(&(2 * SAMPLES as u32 + 36).to_le_bytes());
+        joined[40..44].copy_from_slice(&(2 * SAMPLES as u32).to_le_bytes());
+        joined
+    });
+    let agent = agent(PATIENCE);
+    let fields = &[
+        ("response_format", "verbose_json"),
+        ("timestamp_granularities[]", "word"),
+    ][..];
+    let service = start();
+    let made = post(
+        &agent,
+        &format!("{}{JOBS}", service.url),
+        &content_type(),
+        &form(Some(&audio), fields),
+    );
+    let id = id_of(&made.unwrap());
+    drop(service);
+    let mut random = SplitMix64::new(31);
+    let (mut kills, mut most) = (1, 0.0);
+    let service = loop {
+        let service = start();
+        let job = || -> Value {
+            let job = get(&agent, &format!("{}{JOBS}/{id}", service.url)).unwrap();
+            serde_json::from_str(&job.text).unwrap()
+        };
+        let mut seen = job();
+        let done = seen["done_seconds"].as_f64().unwrap();
+        assert!(done >= most, "{done} s are done after a kill, {most} s were before");
+        let begin = Instant::now();
+        // Until there is more than before.
+        while seen["state"] != "done" && seen["done_seconds"].as_f64().unwrap() <= most {
+            assert!(
+                seen["state"] != "failed" && begin.elapsed() < PATIENCE,
+                "{kills} kills: {seen}"
+            );
+            sleep(Duration::from_millis(5));
+            seen = job();
+        }
+        if seen["state"] == "done" {
+            break service;
+        }
+        most = seen["done_seconds"].as_f64().unwrap();
+        // What was seen is written by then.
+        sleep(Duration::from_millis(20 + random.below(30) as u64));
+        drop(service);
+        kills += 1;
+    };
+    println!("{kills} kills");
+    assert!(kills > 20, "{kills} kills");
+    let result = get(&agent, &format!("{}{JOBS}/{id}/result", service.url)).unwrap();
+    let expected = post(
+        &agent,
+        &format!("{}{TRANSCRIPTIONS}", service.url),
+        &content_type(),
+        &form(Some(&audio), fields),
+    );
+    assert_eq!((result.status, result.text), (200, expected.unwrap().text));
 }
 
 #[test]

@@ -119,6 +119,25 @@ impl SileroVad {
         }
     }
 
+    /// A detector that goes on behind `fed` samples, as one did whose [`SileroStream::state`] this was.
+    ///
+    /// # Errors
+    /// If it is no state, or `fed` is no number of whole windows.
+    pub fn resume(&self, state: &[f32], fed: u64) -> Result<SileroStream<'_>> {
+        if state.len() != CONTEXT + 2 * WIDE || !fed.is_multiple_of(WINDOW as u64) {
+            let why = format!("{} values at sample {fed} are no state of the detector", state.len());
+            return Err(Error::Input(why));
+        }
+        let mut stream = self.stream();
+        let (context, memory) = state.split_at(CONTEXT);
+        let (hidden, cell) = memory.split_at(WIDE);
+        stream.waves[..CONTEXT].copy_from_slice(context);
+        stream.hidden.copy_from_slice(hidden);
+        stream.cell.copy_from_slice(cell);
+        stream.fed = fed;
+        Ok(stream)
+    }
+
     /// Probabilities of whole recordings (mono, 16 kHz, in [-1, 1]), each one for [`WINDOW`] samples, the last window
     /// filled up with zeros. Recordings are distributed over rayon's threads; each has its own result or error.
     pub fn probabilities(&self, recordings: &[&[f32]]) -> Vec<Result<Vec<f32>>> {
@@ -255,6 +274,12 @@ impl SileroStream<'_> {
         self.run(probabilities);
         self.fed += samples.len() as u64;
         Ok(())
+    }
+
+    /// What [`SileroVad::resume`] needs: the last samples, then the memory of the network. None within a window.
+    pub fn state(&self) -> Option<Vec<f32>> {
+        let is_between = self.ready == 0 && self.filled == 0;
+        is_between.then(|| [&self.waves[..CONTEXT], &self.hidden, &self.cell].concat())
     }
 
     /// Ends the recording: a last window that has samples is filled up with zeros.

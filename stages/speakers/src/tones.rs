@@ -39,6 +39,19 @@ pub struct ToneDetector {
     samples: usize,
 }
 
+/// What [`ToneDetector::resume`] needs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ToneState {
+    /// Samples that wait.
+    pub pending: Vec<f32>,
+    /// Amplitudes of the last window that was looked at, if nearly all of it lay in few peaks.
+    pub before: Option<Vec<f32>>,
+    /// Whether each window so far is like the one before it.
+    pub alike: Vec<bool>,
+    /// Samples that were taken.
+    pub samples: usize,
+}
+
 impl Default for ToneDetector {
     fn default() -> Self {
         let hann = |i: usize| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / SPECTRUM as f64).cos()) as f32;
@@ -54,6 +67,38 @@ impl Default for ToneDetector {
 }
 
 impl ToneDetector {
+    /// A detector that goes on as one did whose [`ToneDetector::state`] this was.
+    ///
+    /// # Errors
+    /// If it is no state.
+    pub fn resume(state: ToneState) -> Result<Self> {
+        let bins = SPECTRUM / 2 + 1;
+        let is_whole = state.before.as_ref().is_none_or(|before| before.len() == bins);
+        // Half a window of zeros comes before the first sample.
+        let taken = (state.samples as u64).saturating_add(WINDOW as u64 / 2);
+        let seen = (state.alike.len() as u64).saturating_mul(WINDOW as u64);
+        if !is_whole || state.pending.len() >= SPECTRUM || seen.checked_add(state.pending.len() as u64) != Some(taken) {
+            return Err(Error::Input("this is no state of the detector of tones".into()));
+        }
+        Ok(Self {
+            pending: state.pending,
+            before: state.before,
+            alike: state.alike,
+            samples: state.samples,
+            ..Self::default()
+        })
+    }
+
+    /// What is known so far, with the windows from this one on.
+    pub fn state(&self, from: usize) -> ToneState {
+        ToneState {
+            pending: self.pending.clone(),
+            before: self.before.clone(),
+            alike: self.alike.get(from..).unwrap_or_default().to_vec(),
+            samples: self.samples,
+        }
+    }
+
     /// Takes samples of 16 kHz.
     ///
     /// # Errors

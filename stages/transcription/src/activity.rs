@@ -1,10 +1,12 @@
 //! Voice activity of a recording whose samples come in blocks.
 
 use flow_speakers::silero::{MAX_SAMPLE, SAMPLE_RATE, SileroStream, SileroVad, WINDOW};
-use flow_speakers::tones::ToneDetector;
+use flow_speakers::tones::{ToneDetector, ToneState};
+use serde::{Deserialize, Serialize};
 
 use crate::energy::{frame_levels, speech_probabilities};
 use crate::recognizer::VoiceActivity;
+use crate::streamed::shorter;
 use crate::{Result, TranscriptionError};
 
 /// What was found in a recording.
@@ -16,12 +18,40 @@ pub(crate) struct SpeechActivity {
     pub samples: u64,
 }
 
+/// What the network of voice activity found in a stretch of a recording, and all that it needs to go on behind it. Numbers are the
+/// bits of `f32`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActivityPart {
+    /// Samples from the beginning of the recording to the end of the stretch.
+    pub samples: u64,
+    /// Probabilities of the frames of the stretch.
+    frames: Vec<u32>,
+    /// The state of the network.
+    network: Vec<u32>,
+    /// The state of the detector of tones. Of `alike` what is new, as `0` and `1`.
+    pending: Vec<u32>,
+    before: Option<Vec<u32>>,
+    alike: String,
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn from_bits(bits: &[u32]) -> Vec<f32> {
+    bits.iter().map(|bits| f32::from_bits(*bits)).collect()
+}
+
 /// The probability of speech for each frame of [`WINDOW`] samples; independent of the blocks, to the bit.
 pub(crate) struct Activity<'a> {
     method: Method<'a>,
     /// A probability for each frame, or its level in decibels.
     frames: Vec<f32>,
     samples: u64,
+    /// Samples at the beginning of which everything is known, since they were heard before.
+    known: u64,
+    /// Frames, and windows that were looked at for tones, of the parts that were given out.
+    given: (usize, usize),
 }
 
 enum Method<'a> {
@@ -71,7 +101,67 @@ impl<'a> Activity<'a> {
             },
             frames: Vec::new(),
             samples: 0,
+            known: 0,
+            given: (0, 0),
         }
+    }
+
+    /// What was found since the last call, where the network heard something since then.
+    pub fn part(&mut self) -> Option<ActivityPart> {
+        let Method::Neural(neural) = &self.method else {
+            return None;
+        };
+        let (frames, alike) = self.given;
+        let new = self.frames.get(frames..).filter(|new| !new.is_empty())?;
+        let network = neural.network.state()?;
+        let tones = neural.tones.state(alike);
+        let part = ActivityPart {
+            samples: self.known.max(self.samples) - neural.waiting.len() as u64,
+            frames: bits(new),
+            network: bits(&network),
+            pending: bits(&tones.pending),
+            before: tones.before.as_deref().map(bits),
+            alike: tones.alike.iter().map(|alike| if *alike { '1' } else { '0' }).collect(),
+        };
+        self.given = (self.frames.len(), alike + tones.alike.len());
+        Some(part)
+    }
+
+    /// Begins behind what was found before in the same recording, in parts from its beginning on. All samples are fed nevertheless;
+    /// those of the parts are not heard again.
+    ///
+    /// # Errors
+    /// If these are not the parts of a recording.
+    pub fn resume(&mut self, parts: &[ActivityPart], network: &'a SileroVad) -> Result<()> {
+        let (Some(last), Method::Neural(neural)) = (parts.last(), &mut self.method) else {
+            return Ok(());
+        };
+        let wrong =
+            |error: &dyn std::fmt::Display| TranscriptionError::Input(format!("earlier voice activity: {error}"));
+        let frames: Vec<f32> = parts.iter().flat_map(|part| from_bits(&part.frames)).collect();
+        let alike: Vec<bool> = parts
+            .iter()
+            .flat_map(|part| part.alike.bytes().map(|sign| sign == b'1'))
+            .collect();
+        let given = (frames.len(), alike.len());
+        if !last.samples.is_multiple_of(TOGETHER as u64) || frames.len() as u64 != last.samples / WINDOW as u64 {
+            return Err(wrong(&format!(
+                "{} frames do not fit {} samples",
+                frames.len(),
+                last.samples
+            )));
+        }
+        let state = ToneState {
+            pending: from_bits(&last.pending),
+            before: last.before.as_deref().map(from_bits),
+            alike,
+            samples: usize::try_from(last.samples).map_err(|error| wrong(&error))?,
+        };
+        let resumed = network.resume(&from_bits(&last.network), last.samples);
+        neural.network = resumed.map_err(|error| wrong(&error))?;
+        neural.tones = ToneDetector::resume(state).map_err(|error| wrong(&error))?;
+        (self.frames, self.known, self.given) = (frames, last.samples, given);
+        Ok(())
     }
 
     /// Takes samples (mono, 16 kHz, in [-1, 1]).
@@ -85,7 +175,11 @@ impl<'a> Activity<'a> {
             let why = format!("sample {at} is {value}; it must be a number of at most {MAX_SAMPLE}");
             return Err(TranscriptionError::Input(why));
         }
+        let before = self.known.saturating_sub(self.samples);
         self.samples += samples.len() as u64;
+        let samples = samples
+            .get(usize::try_from(before).unwrap_or(usize::MAX)..)
+            .unwrap_or_default();
         match &mut self.method {
             Method::Off => {}
             Method::Energy(rest) => {
@@ -119,6 +213,9 @@ impl<'a> Activity<'a> {
     /// # Errors
     /// If the network refuses samples.
     pub fn finish(mut self) -> Result<SpeechActivity> {
+        if self.samples < self.known {
+            return Err(shorter(self.samples));
+        }
         let mut tones = Vec::new();
         let probabilities = match self.method {
             Method::Off => vec![1.0; self.samples.div_ceil(WINDOW as u64) as usize],
@@ -190,6 +287,45 @@ mod tests {
                 let bits = |frames: &[f32]| frames.iter().map(|frame| frame.to_bits()).collect::<Vec<_>>();
                 prop_assert_eq!(bits(&parts.probabilities), bits(&whole.probabilities), "{:?}", method);
                 prop_assert_eq!(parts.tones, whole.tones);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+        #[test]
+        fn what_was_heard_before_is_not_heard_again_and_the_bits_are_the_same(
+            length in 0usize..400_000, cuts in prop::collection::vec(1usize..250_000, 1..5),
+        ) {
+            let network = SileroVad::bundled().unwrap();
+            let tone = |at: usize| (at as f32 * 0.2).sin() * 0.4;
+            let noise = |at: usize| ((at * at % 1_009) as f32 / 504.5 - 1.0) * 0.5;
+            // A tone goes on over the ends of parts.
+            let samples: Vec<f32> = (0..length).map(|at| if at / 50_000 % 2 == 1 { tone(at) } else { noise(at) }).collect();
+            let mut whole = Activity::new(VoiceActivity::Neural, &network);
+            whole.feed(&samples).unwrap();
+            let whole = whole.finish().unwrap();
+            let mut parts: Vec<ActivityPart> = Vec::new();
+            for cut in cuts {
+                // It dies somewhere, perhaps before the end of what was known.
+                let mut activity = Activity::new(VoiceActivity::Neural, &network);
+                activity.resume(&parts, &network).unwrap();
+                let known = parts.last().map_or(0, |part| part.samples) as usize;
+                for block in samples[..(known + cut).min(length)].chunks(70_001) {
+                    activity.feed(block).unwrap();
+                    let written = serde_json::to_string(&activity.part()).unwrap();
+                    parts.extend(serde_json::from_str::<Option<ActivityPart>>(&written).unwrap());
+                }
+            }
+            let mut last = Activity::new(VoiceActivity::Neural, &network);
+            last.resume(&parts, &network).unwrap();
+            last.feed(&samples).unwrap();
+            let last = last.finish().unwrap();
+            prop_assert_eq!(bits(&last.probabilities), bits(&whole.probabilities));
+            prop_assert_eq!(last.tones, whole.tones);
+            if let Some(part) = parts.last_mut() {
+                part.frames.pop();
+                prop_assert!(Activity::new(VoiceActivity::Neural, &network).resume(&parts, &network).is_err());
             }
         }
     }

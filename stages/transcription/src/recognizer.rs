@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 use self::split::{more_confident, pause};
 pub use self::windows_of_speech::{SpeechWindows, speech_of_window};
 use crate::activity::Activity;
+pub use crate::activity::ActivityPart;
 use crate::boosted::{Boosted, PhraseIndex};
 use crate::calibration::Calibration;
 use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
@@ -346,6 +347,7 @@ impl Recognizer {
         };
         FirstPass {
             activity: Activity::new(voice_activity, self.voice_activity),
+            network: self.voice_activity,
             kept: Some(Vec::new()),
         }
     }
@@ -686,11 +688,26 @@ pub fn joined(windows: &[Range<u64>], samples: u64, heard: Vec<Heard>, rules: &S
 /// The result of the first pass over a recording.
 pub struct FirstPass<'a> {
     activity: Activity<'a>,
+    network: &'a SileroVad,
     /// All samples, as long as they are at most ten minutes.
     kept: Option<Vec<f32>>,
 }
 
 impl FirstPass<'_> {
+    /// Begins behind what an earlier first pass over the same recording found, which all [`FirstPass::part`]s of that tell, from the
+    /// beginning of the recording on. All samples are fed nevertheless.
+    ///
+    /// # Errors
+    /// If these are not the parts of a recording.
+    pub fn resume(&mut self, parts: &[ActivityPart]) -> Result<()> {
+        self.activity.resume(parts, self.network)
+    }
+
+    /// What voice activity found since the last call. None if that is nothing, or it is found again as fast as it is read.
+    pub fn part(&mut self) -> Option<ActivityPart> {
+        self.activity.part()
+    }
+
     /// Takes the next samples (mono, 16 kHz, in [-1, 1]).
     ///
     /// # Errors

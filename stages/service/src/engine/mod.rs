@@ -7,6 +7,7 @@ mod error;
 mod job;
 mod models;
 mod preparation;
+mod progress_log;
 mod schedule;
 mod settings;
 mod settled;
@@ -45,6 +46,7 @@ use work::Work;
 pub use alignment::AlignmentRequest;
 pub use error::EngineError;
 pub use job::{Finished, Job, JobEvent, JobProgress};
+pub use progress_log::Logged;
 pub use settings::{EngineSettings, ModelSettings};
 pub use spoken::LiveListener;
 pub use temp_folder::{Reservation, TempFolder};
@@ -97,6 +99,8 @@ pub struct TranscriptionRequest {
     pub decoding: Arc<DecodingRequest>,
     /// The channel that is transcribed, from 0; none: the mean of all.
     pub channel: Option<u32>,
+    /// The log of what is done, by which the same request goes on later; none: it is not kept. Requests of a minute have none.
+    pub log: Option<PathBuf>,
 }
 
 /// What a request says of its speakers.

@@ -1,26 +1,33 @@
 //! Threads that decode recordings, find their windows, and enqueue them for the model.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flow_audio::part::stated_seconds;
 use flow_audio::samples::{OnDamage, Refusal, lock_if_long, samples_or_damage};
 use flow_speakers::diarizer::{DiarizationSettings, KnownSpeakers};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::TranscriptionError;
+use flow_transcription::recognizer::ActivityPart;
 use flow_transcription::streamed::StreamedRecording;
 use flow_transcription::window_groups::each_window;
 
 use super::batcher::guarded;
+use super::models::LoadedModel;
+use super::progress_log::{Earlier, FoundWindows};
 use super::shared::Shared;
 use super::work::Work;
 use super::{EngineError, SpeakerRequest};
 
 /// Recordings longer than this, in seconds, do not use the threads that are reserved for short ones.
 const SHORT_SECONDS: u64 = 60;
+
+/// How often it is noted what voice activity found.
+const LOGGED: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 300 });
 
 /// Recordings that wait to be prepared.
 #[derive(Default)]
@@ -163,20 +170,77 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     }
     work.begin();
     let recording = StreamedRecording::new(work.path(), work.channels());
+    // What takes no minute is done again.
+    let earlier = if for_short {
+        Earlier::default()
+    } else {
+        work.earlier(&model)
+    };
+    let (found, kept) = match &earlier.windows {
+        Some(found) => (found.clone(), None),
+        None => match first_pass(shared, work, &model, (&recording, for_short), &earlier.activity)? {
+            First::Found(found, kept) => (found, kept),
+            First::Ended => return Ok(Prepared::Done),
+            First::IsLong => return Ok(Prepared::IsLong),
+        },
+    };
+    let windows = found.windows();
+    let heard = earlier.heard_in(&windows.windows);
+    let missing: Vec<usize> = (0..heard.len()).filter(|index| heard[*index].is_none()).collect();
+    let places: Vec<Range<u64>> = missing.iter().map(|index| windows.windows[*index].clone()).collect();
+    work.found(windows, found, heard);
+    let mut give = |place: usize, signal| Ok(model.batcher.push(work, missing[place], signal) && !work.fail_if_late());
+    let handed_over = match kept.as_deref() {
+        Some(kept) => each_window(&places, &kept, &mut give),
+        None => each_window(&places, &recording, &mut give),
+    };
+    if handed_over.map_err(|error| failed(work.file(), &error))? && work.diarize() {
+        diarize(shared, work, kept)?;
+    }
+    Ok(Prepared::Done)
+}
+
+/// What came of reading a recording once.
+enum First {
+    /// Its windows, and all samples if these are few.
+    Found(FoundWindows, Option<Vec<f32>>),
+    /// The request has ended meanwhile.
+    Ended,
+    IsLong,
+}
+
+/// Finds the windows of a recording, behind what was found before.
+fn first_pass(
+    shared: &Shared,
+    work: &Arc<Work>,
+    model: &LoadedModel,
+    (recording, for_short): (&StreamedRecording, bool),
+    earlier: &[ActivityPart],
+) -> Result<First, EngineError> {
     let max_duration = shared.settings.max_duration;
     let mut first = model.recognizer.first_pass(&shared.recognition);
+    if first.resume(earlier).is_err() {
+        // All lines are whole, and yet they do not fit each other.
+        work.close_log();
+        first = model.recognizer.first_pass(&shared.recognition);
+    }
     let (mut samples, mut is_long) = (0, false);
+    let (has_log, mut logged) = (work.has_log(), Instant::now());
     let extent = recording.first_pass(max_duration, OnDamage::Keep, &mut |block| {
         samples += block.len() as u64;
         is_long = for_short && samples > SHORT_SECONDS * u64::from(SAMPLE_RATE);
         first.feed(block)?;
+        if has_log && logged.elapsed() >= LOGGED {
+            first.part().into_iter().for_each(|part| work.log_activity(part));
+            logged = Instant::now();
+        }
         Ok(!is_long && !work.has_ended() && !work.fail_if_late())
     });
     if is_long {
-        return Ok(Prepared::IsLong);
+        return Ok(First::IsLong);
     }
     if work.has_ended() {
-        return Ok(Prepared::Done);
+        return Ok(First::Ended);
     }
     let extent = extent.map_err(|error| unreadable(work.file(), error))?;
     let extent = extent.map_err(|refusal| refused(work.file(), refusal, max_duration))?;
@@ -184,17 +248,9 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     let windows = first
         .windows(&shared.recognition)
         .map_err(|error| failed(work.file(), &error))?;
-    work.found(windows.clone(), extent);
-    let windows = windows.windows;
-    let mut give = |index, signal| Ok(model.batcher.push(work, index, signal) && !work.fail_if_late());
-    let handed_over = match kept.as_deref() {
-        Some(kept) => each_window(&windows, &kept, &mut give),
-        None => each_window(&windows, &recording, &mut give),
-    };
-    if handed_over.map_err(|error| failed(work.file(), &error))? && work.diarize() {
-        diarize(shared, work, kept)?;
-    }
-    Ok(Prepared::Done)
+    let found = FoundWindows::new(&windows, extent.damage.is_some(), extent.note);
+    work.log_windows(found.clone());
+    Ok(First::Found(found, kept))
 }
 
 /// Diarizes a recording. Long recordings, all samples of which are in memory for this, are processed one at a time.

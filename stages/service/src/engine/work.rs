@@ -9,20 +9,23 @@ use std::time::{Duration, Instant};
 
 use chrono::{SecondsFormat, Utc};
 use flow_audio::recording_reader::Channels;
+use flow_kind::Kind;
 use flow_speakers::diarizer::Diarized;
 use flow_speakers::silero::SAMPLE_RATE;
+use flow_storage::FileVersion;
 use flow_transcription::decoding_request::DecodingRequest;
-use flow_transcription::recognizer::{Heard, RecognitionSettings, SpeechWindows, recognized};
+use flow_transcription::recognizer::{ActivityPart, Heard, RecognitionSettings, SpeechWindows, recognized};
 use flow_transcription::speakers::{AssignmentRules, assign_speakers};
-use flow_transcription::streamed::Extent;
 use flow_transcription::text_style::TextStyle;
 use flow_transcription::tokens::Token;
+use flow_transcription::transcribe::Transcribe;
 use flow_transcription::{Metadata, Performance, Segment, Transcript};
 use tempfile::TempPath;
 
 use super::batcher::guarded;
 use super::job::{Finished, JobEvent};
 use super::models::{Lease, LoadedModel};
+use super::progress_log::{Earlier, FoundWindows, ProgressLog};
 use super::settled::Settled;
 use super::shared::Shared;
 use super::{EngineError, SpeakerRequest, TranscriptionRequest};
@@ -38,6 +41,7 @@ pub(crate) struct Work {
     decoding: Arc<DecodingRequest>,
     style: TextStyle,
     channels: Channels,
+    log_path: Option<PathBuf>,
     taken: Instant,
     shared: Arc<Shared>,
     ended: AtomicBool,
@@ -47,6 +51,7 @@ pub(crate) struct Work {
 struct State {
     audio: Option<TempPath>,
     lease: Option<Lease>,
+    log: Option<ProgressLog>,
     /// When a thread began to prepare it.
     begun: Option<Instant>,
     progress: Option<Progress>,
@@ -109,12 +114,14 @@ impl Work {
             decoding: request.decoding,
             style,
             channels: request.channel.map_or(Channels::Mix, Channels::One),
+            log_path: request.log,
             taken: Instant::now(),
             shared,
             ended: AtomicBool::new(false),
             state: Mutex::new(State {
                 audio: Some(request.audio),
                 lease: None,
+                log: None,
                 begun: None,
                 progress: None,
                 diarized: None,
@@ -163,6 +170,68 @@ impl Work {
         self.channels
     }
 
+    /// Opens its log, if it has one, and returns what earlier attempts did. Without a log it is done from the beginning.
+    pub fn earlier(&self, model: &LoadedModel) -> Earlier {
+        let (Some(path), Some(of)) = (&self.log_path, self.log_is_of(model)) else {
+            return Earlier::default();
+        };
+        let Ok((log, earlier)) = ProgressLog::open(path, &of) else {
+            return Earlier::default();
+        };
+        let mut state = self.lock();
+        if !self.has_ended() {
+            state.log = Some(log);
+        }
+        earlier
+    }
+
+    /// What decides about windows and words: the recording, the model, the settings and the program.
+    fn log_is_of(&self, model: &LoadedModel) -> Option<String> {
+        let version = |path: &Path| path.metadata().ok().map(|metadata| FileVersion::of_file(&metadata));
+        let recording = version(&self.path)?;
+        let settings = &self.shared.settings;
+        let priors = settings
+            .models
+            .iter()
+            .filter_map(|model| model.language_prior.as_deref());
+        let of = (
+            (env!("CARGO_PKG_VERSION"), <Transcribe as Kind>::VERSION, recording),
+            (&model.recognizer.digest, self.recognition(), settings.max_duration),
+            (
+                &settings.device,
+                &settings.weights,
+                &settings.precision,
+                &settings.decoder,
+            ),
+            (settings.language_weight, priors.map(version).collect::<Vec<_>>()),
+            (&self.decoding, self.channels, self.with_tokens),
+        );
+        Some(format!("{of:?}"))
+    }
+
+    /// Notes in its log what voice activity found.
+    pub fn log_activity(&self, part: ActivityPart) {
+        if let Some(log) = &self.lock().log {
+            log.activity(part);
+        }
+    }
+
+    /// From here on nothing is noted.
+    pub fn close_log(&self) {
+        self.lock().log = None;
+    }
+
+    pub fn has_log(&self) -> bool {
+        self.lock().log.is_some()
+    }
+
+    /// Notes its windows in its log.
+    pub fn log_windows(&self, found: FoundWindows) {
+        if let Some(log) = &self.lock().log {
+            log.windows(found);
+        }
+    }
+
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
@@ -202,24 +271,24 @@ impl Work {
         Some(state.progress.as_ref()?.windows.stretches(window))
     }
 
-    /// Sets the windows of its recording, and its extent.
-    pub fn found(&self, windows: SpeechWindows, extent: Extent) {
+    /// Sets the windows of its recording, and what was heard in those that were decoded before.
+    pub fn found(&self, windows: SpeechWindows, found: FoundWindows, heard: Vec<Option<Heard>>) {
         let mut state = self.lock();
         if self.has_ended() {
             return;
         }
-        let heard: Vec<Option<Heard>> = windows.windows.iter().map(|_| None).collect();
+        let missing = heard.iter().filter(|heard| heard.is_none()).count();
         state.progress = Some(Progress {
-            missing: windows.windows.len(),
+            missing,
             heard,
             windows,
-            damaged: extent.damage.is_some(),
-            note: extent.note,
+            damaged: found.damaged,
+            note: found.note,
             settled: Settled::default(),
             unsettled: (0, 0),
             last_window: None,
         });
-        self.finish_if_complete(state);
+        self.settle(state);
     }
 
     /// Notes that the decoding of its windows began at `begun`.
@@ -236,13 +305,23 @@ impl Work {
             heard.tokens = Vec::new();
         }
         let mut state = self.lock();
-        let Some(progress) = &mut state.progress else { return };
+        let state_of = &mut *state;
+        let Some(progress) = &mut state_of.progress else { return };
+        if let Some(log) = &state_of.log {
+            log.heard(&progress.windows.windows[index], &heard);
+        }
         if progress.heard[index].replace(heard).is_none() {
             progress.missing -= 1;
         }
         if progress.missing == 0 {
             progress.last_window = Some(Instant::now());
         }
+        self.settle(state);
+    }
+
+    /// Tells the client of segments that are final now, and ends the request if all is done.
+    fn settle(&self, mut state: MutexGuard<'_, State>) {
+        let Some(progress) = &mut state.progress else { return };
         if !self.diarize {
             let rules = &self.shared.recognition.segments;
             let settled = &mut progress.settled;
@@ -415,6 +494,7 @@ impl Work {
         let mut state = self.lock();
         let (audio, lease) = (state.audio.take(), state.lease.take());
         state.progress = None;
+        state.log = None;
         state.diarized = None;
         drop(state);
         if let Some(lease) = lease {

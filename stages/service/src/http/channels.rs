@@ -2,6 +2,7 @@
 //! order of time.
 
 use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
 
 use flow_audio::recording_reader::channel_count;
 use flow_transcription::tokens::Token;
@@ -11,7 +12,7 @@ use tempfile::TempPath;
 
 use super::error::ApiError;
 use super::form::Asked;
-use crate::engine::{Engine, EngineError, Finished, Job, JobProgress};
+use crate::engine::{Engine, EngineError, Finished, Job, JobProgress, TranscriptionRequest};
 
 /// Most channels that are transcribed apart.
 const MAX_CHANNELS: u32 = 8;
@@ -37,13 +38,34 @@ pub struct Submitted {
     _audio: Option<TempPath>,
 }
 
-/// Submits what is asked for.
+/// The most logs of a request: of the whole recording, or of each channel.
+pub const MOST_LOGS: u32 = MAX_CHANNELS;
+
+/// The log of a channel, counted from 0; that of the first is also the log of a recording whose channels are not apart.
+pub fn log_of(log: &Path, channel: u32) -> PathBuf {
+    match channel {
+        0 => log.to_owned(),
+        _ => log.with_extension(format!("{}", channel + 1)),
+    }
+}
+
+/// Submits what is asked for. `log`: where it is noted what is done ([`log_of`]), so that it goes on from there later.
 ///
 /// # Errors
 /// As [`Engine::submit`], and if the recording has too many channels.
-pub async fn submit(engine: &Engine, asked: &Asked, audio: TempPath, name: String) -> Result<Submitted, SubmitError> {
+pub async fn submit(
+    engine: &Engine,
+    asked: &Asked,
+    audio: TempPath,
+    name: String,
+    log: Option<&Path>,
+) -> Result<Submitted, SubmitError> {
     if !asked.split_channels {
-        let job = engine.submit(asked.request(audio, name))?;
+        let request = TranscriptionRequest {
+            log: log.map(Path::to_owned),
+            ..asked.request(audio, name)
+        };
+        let job = engine.submit(request)?;
         return Ok(Submitted {
             jobs: vec![job],
             is_split: false,
@@ -72,6 +94,7 @@ pub async fn submit(engine: &Engine, asked: &Asked, audio: TempPath, name: Strin
         path.disable_cleanup(true);
         let mut request = asked.request(path, name.clone());
         request.channel = (count > 1).then_some(channel);
+        request.log = log.map(|log| log_of(log, channel));
         jobs.push(engine.submit(request)?);
     }
     Ok(Submitted {

@@ -312,6 +312,7 @@ impl Asked {
             tokens: self.logprobs,
             decoding: Arc::new(self.decoding.clone()),
             channel: None,
+            log: None,
         }
     }
 }

@@ -191,7 +191,7 @@ async fn submit(app: &App, form: TranscriptionForm) -> Result<Taken, ApiError> {
 
 /// Submits a recording. One that the engine refuses is counted.
 pub async fn submit_counted(app: &App, asked: &Asked, audio: TempPath, name: String) -> Result<Submitted, ApiError> {
-    let submitted = channels::submit(app.engine()?, asked, audio, name).await;
+    let submitted = channels::submit(app.engine()?, asked, audio, name, None).await;
     submitted.map_err(|error| match error {
         SubmitError::Engine(error) => refused(app, error),
         SubmitError::Request(error) => error,

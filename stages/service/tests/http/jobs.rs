@@ -327,15 +327,57 @@ fn a_job_that_every_process_dies_of_fails_in_the_end() {
     let id = id_of(&service.send(JOBS, Some(&long_recording(1200)), &[]));
     wait(|| state(&service, &id) == "running");
     let attempts = folder.path().join("jobs").join(&id).join("attempts.json");
-    wait(|| fs::read_to_string(&attempts).is_ok_and(|text| text == "1"));
+    let counts = |count: u32| {
+        let text = fs::read_to_string(&attempts).unwrap_or_default();
+        text.starts_with(&format!("{{\"count\":{count},"))
+    };
+    wait(|| counts(1));
     drop(service);
-    // A stop does not count; two deaths do.
-    assert_eq!(fs::read_to_string(&attempts).unwrap(), "0");
-    fs::write(&attempts, "2").unwrap();
+    // A stop does not count; two deaths do where nothing more was done.
+    assert!(counts(0));
+    fs::write(&attempts, r#"{"count": 2, "records": 1000000}"#).unwrap();
     let service = Service::start(settings);
     wait(|| state(&service, &id) == "failed");
-    let job = service.get(&format!("{JOBS}/{id}")).json();
-    assert_eq!(job["error"]["code"], "too_many_attempts", "{job}");
+    let error = service.get(&format!("{JOBS}/{id}")).json()["error"].clone();
+    assert_eq!(error["code"], "too_many_attempts", "{error}");
+    assert!(error["message"].as_str().unwrap().ends_with(" s on"), "{error}");
+}
+
+/// Lines of the log of a job are what is done; deaths after which there are more of them do not count.
+#[test]
+fn a_job_goes_on_behind_what_is_done_and_its_progress_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = with_jobs(folder.path());
+    settings.jobs.max_attempts = 2;
+    let audio = long_recording(1200);
+    let fields = &[
+        ("response_format", "verbose_json"),
+        ("timestamp_granularities[]", "word"),
+    ][..];
+    let service = Service::start(settings.clone());
+    let id = id_of(&service.send(JOBS, Some(&audio), fields));
+    let done_of = |service: &Service| {
+        let job = service.get(&format!("{JOBS}/{id}")).json();
+        (job["done_seconds"].as_f64().unwrap(), job["audio_seconds"].clone())
+    };
+    wait(|| done_of(&service).0 > 100.0);
+    let (before, _) = done_of(&service);
+    drop(service);
+    let job = folder.path().join("jobs").join(&id);
+    assert!(job.join("progress").exists() && !job.join("outcome").exists());
+    fs::write(job.join("attempts.json"), r#"{"count": 2, "records": 3}"#).unwrap();
+    let service = Service::start(settings);
+    let (after, all) = done_of(&service);
+    assert!(
+        after >= before && all.as_f64().unwrap() >= 1200.0,
+        "{after} s after {before} s of {all}"
+    );
+    wait(|| state(&service, &id) == "done");
+    assert_eq!(
+        result(&service, &id).text,
+        service.transcribe(Some(&audio), fields).text
+    );
+    assert!(!job.join("progress").exists());
 }
 
 #[test]

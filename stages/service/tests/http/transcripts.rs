@@ -29,6 +29,7 @@ fn expected(audio: &[u8], diarize: bool) -> Finished {
         channel: None,
         tokens: true,
         decoding: Default::default(),
+        log: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -2,6 +2,7 @@
 
 mod limits;
 mod loading;
+mod resumed;
 mod spoken;
 mod transcripts;
 
@@ -89,6 +90,7 @@ fn request(bytes: &[u8]) -> TranscriptionRequest {
         diarize: false,
         tokens: false,
         decoding: Arc::default(),
+        log: None,
     }
 }
 

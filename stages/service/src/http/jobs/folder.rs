@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `request.json` | what was asked for; never changed |
 //! | `audio` | the recording, until the job has ended |
-//! | `attempts.json` | how often the job was begun |
+//! | `attempts.json` | how often the job was begun without progress since, and how much of the log there was then |
+//! | `progress`, `progress.2`, ... | the logs of what is done of the recording, or of each of its channels, until the job has ended |
 //! | `outcome` | the end of the job: a line of JSON, and the result. Its rename to this name is the commit |
 //! | `delivery.json` | the state of the webhook |
 //!
@@ -23,14 +24,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tempfile::TempPath;
 
+use super::super::channels::{MOST_LOGS, log_of};
 use super::super::form::Asked;
-use crate::engine::TempFolder;
+use crate::engine::{Logged, TempFolder};
 
 const LOCK: &str = "lock";
 const REQUEST: &str = "request.json";
 const AUDIO: &str = "audio";
 const ATTEMPTS: &str = "attempts.json";
 const OUTCOME: &str = "outcome";
+const PROGRESS: &str = "progress";
 const DELIVERY: &str = "delivery.json";
 
 /// Prefix of ids, before 32 hexadecimal digits.
@@ -135,11 +138,23 @@ impl DeliveryState {
     }
 }
 
+/// How often a job was begun.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Attempts {
+    /// Since there was progress.
+    count: u32,
+    /// Records of the log when it was begun last.
+    records: u64,
+}
+
 /// A job as it is found in the folder.
 #[derive(Debug, PartialEq)]
 pub struct StoredJob {
     pub request: JobRequest,
+    /// How often it was begun without progress.
     pub attempts: u32,
+    /// How much of it is done.
+    pub logged: Logged,
     pub outcome: Option<Outcome>,
     pub delivery: Delivery,
     /// Of the recording or the result.
@@ -266,12 +281,22 @@ impl JobFolder {
         File::open(self.of(id))?.sync_all()
     }
 
-    /// Notes how often a job was begun.
+    /// Where the log of a job is, or that of its first channel.
+    pub fn log(&self, id: &str) -> PathBuf {
+        self.of(id).join(PROGRESS)
+    }
+
+    /// How much of a job is done.
+    pub fn logged(&self, id: &str) -> Logged {
+        logged(&self.of(id))
+    }
+
+    /// Notes how often a job was begun without progress; the next progress is what is more than these `records` of its log.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn note_attempts(&self, id: &str, attempts: u32) -> io::Result<()> {
-        write(&self.of(id).join(ATTEMPTS), &attempts)
+    pub fn note_attempts(&self, id: &str, count: u32, records: u64) -> io::Result<()> {
+        write(&self.of(id).join(ATTEMPTS), &Attempts { count, records })
     }
 
     /// Commits the end of a job, with its result, and deletes the recording.
@@ -283,8 +308,7 @@ impl JobFolder {
         bytes.push(b'\n');
         bytes.extend_from_slice(result);
         write_atomically(&self.of(id).join(OUTCOME), &bytes).map_err(io::Error::other)?;
-        // What is left is deleted at the next start.
-        let _ = fs::remove_file(self.of(id).join(AUDIO));
+        remove_work(&self.of(id));
         Ok(())
     }
 
@@ -329,6 +353,26 @@ impl JobFolder {
     }
 }
 
+/// The logs of a job that are there.
+fn logs(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let log = path.join(PROGRESS);
+    (0..MOST_LOGS)
+        .map(move |channel| log_of(&log, channel))
+        .filter(|log| log.exists())
+}
+
+fn logged(path: &Path) -> Logged {
+    let all = logs(path).map(|log| Logged::read(&log));
+    all.reduce(Logged::and).unwrap_or_default()
+}
+
+/// Deletes what a job that has ended needs no more. What is left is deleted at the next start.
+fn remove_work(path: &Path) {
+    for left in logs(path).chain([path.join(AUDIO)]) {
+        let _ = fs::remove_file(left);
+    }
+}
+
 /// Reads the folder of a job.
 fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
     // What a killed process had begun to write.
@@ -338,13 +382,18 @@ fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
         return Err(io::Error::other("its request has another id"));
     }
     // A job is not lost for the sake of these: without them it counts as new.
-    let attempts = read(&path.join(ATTEMPTS)).ok().flatten().unwrap_or(0);
+    let attempts: Attempts = read(&path.join(ATTEMPTS)).ok().flatten().unwrap_or_default();
     let delivery = read(&path.join(DELIVERY)).ok().flatten().unwrap_or_default();
     let (audio, outcome) = (path.join(AUDIO), path.join(OUTCOME));
     let bytes = |path: &Path| fs::metadata(path).map(|found| found.len());
-    let job = |outcome, bytes| StoredJob {
+    let job = |outcome, logged: Logged, bytes| StoredJob {
         request,
-        attempts,
+        attempts: if logged.records > attempts.records {
+            0
+        } else {
+            attempts.count
+        },
+        logged,
         outcome,
         delivery,
         bytes,
@@ -354,10 +403,10 @@ fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
             let mut line = Vec::new();
             BufReader::new(file.take(MOST)).read_until(b'\n', &mut line)?;
             let read = serde_json::from_slice(&line)?;
-            let _ = fs::remove_file(audio);
-            Ok(job(Some(read), bytes(&outcome)?))
+            remove_work(path);
+            Ok(job(Some(read), Logged::default(), bytes(&outcome)?))
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(job(None, bytes(&audio)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(job(None, logged(path), bytes(&audio)?)),
         Err(error) => Err(error),
     }
 }
@@ -437,7 +486,8 @@ pub mod tests {
         let first = accepted(&folder, 1);
         let third = accepted(&folder, 3);
         assert_eq!(fs::read(folder.audio(&first.id).unwrap()).unwrap(), b"audio");
-        folder.note_attempts(&second.id, 3).unwrap();
+        folder.note_attempts(&second.id, 3, 0).unwrap();
+        fs::write(folder.log(&third.id), "left").unwrap();
         folder.commit(&third.id, &outcome(End::Done), b"a\nb\n").unwrap();
         let delivery = Delivery {
             attempts: 2,
@@ -460,6 +510,7 @@ pub mod tests {
         assert_eq!(jobs[2].outcome, Some(outcome(End::Done)));
         assert_eq!((jobs[2].delivery, jobs[1].delivery), (delivery, Delivery::default()));
         assert!(jobs[0].outcome.is_none() && jobs[0].bytes == 5);
+        assert!(!folder.log(&third.id).exists());
         assert!(!folder.audio(&third.id).unwrap().exists() && folder.audio(&first.id).unwrap().exists());
         folder.remove(&first.id).unwrap();
         // Again: it is gone.

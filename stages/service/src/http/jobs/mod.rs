@@ -2,8 +2,8 @@
 //!
 //! A job is accepted once it is on disk ([`folder`]). A task runs one job after the other ([`worker`]), as one more client of the
 //! engine, so that the windows of a job get the share of one request beside those of others. The end of a job is committed
-//! with its result by one rename. When the process dies before that, the next one begins the job again. [`webhook`] tells of
-//! the end; [`handlers`] are the paths of the API.
+//! with its result by one rename. When the process dies before that, the next one goes on with the job behind what its log says is
+//! done. [`webhook`] tells of the end; [`handlers`] are the paths of the API.
 
 mod folder;
 pub mod handlers;
@@ -29,7 +29,7 @@ use super::app::Log;
 use super::error::ApiError;
 use super::settings::SettingsError;
 use super::upload::{Upload, Uploads};
-use crate::engine::{JobProgress, Reservation};
+use crate::engine::{JobProgress, Logged, Reservation};
 
 pub use self::settings::JobSettings;
 
@@ -64,7 +64,10 @@ struct Table {
 struct Entry {
     request: Arc<JobRequest>,
     status: Status,
+    /// How often it was begun without progress.
     attempts: u32,
+    /// How much of it is done, as of its last beginning.
+    logged: Logged,
     /// How often its recording could not be fetched.
     tries: u32,
     /// It is not begun before.
@@ -145,6 +148,7 @@ impl Jobs {
                 request: Arc::new(job.request),
                 status: job.outcome.map_or(Status::Queued, Status::Ended),
                 attempts: job.attempts,
+                logged: job.logged,
                 tries: 0,
                 not_before: None,
                 delivery: job.delivery,
@@ -248,6 +252,7 @@ impl Jobs {
             request: Arc::clone(&request),
             status: Status::Queued,
             attempts: 0,
+            logged: Logged::default(),
             tries: 0,
             not_before: None,
             delivery: Delivery::default(),
@@ -379,16 +384,25 @@ impl Jobs {
         }
     }
 
-    /// Notes on disk that a job is begun once more.
+    /// Notes on disk how often a job was begun without progress.
     ///
     /// # Errors
     /// If the folder cannot be written.
-    pub async fn note_attempts(&self, request: &JobRequest, attempts: u32) -> io::Result<()> {
+    pub async fn note_attempts(&self, request: &JobRequest, attempts: u32, logged: Logged) -> io::Result<()> {
         if let Some(entry) = self.table().jobs.get_mut(&request.number) {
-            entry.attempts = attempts;
+            (entry.attempts, entry.logged) = (attempts, logged);
         }
         let (folder, id) = (Arc::clone(&self.folder), request.id.clone());
-        blocking(move || folder.note_attempts(&id, attempts)).await
+        blocking(move || folder.note_attempts(&id, attempts, logged.records)).await
+    }
+
+    /// How much of a job is done.
+    ///
+    /// # Errors
+    /// If no thread can read it.
+    pub async fn logged(&self, request: &JobRequest) -> io::Result<Logged> {
+        let (folder, id) = (Arc::clone(&self.folder), request.id.clone());
+        blocking(move || Ok(folder.logged(&id))).await
     }
 
     /// Sets what tells of the progress of a job that runs.
@@ -594,19 +608,16 @@ impl Entry {
     fn described(&self) -> Value {
         let request = &self.request;
         let (mut started_at, mut finished_at, mut error) = (None, None, None);
-        let (mut done_seconds, mut audio_seconds) = (0.0, None);
+        let mut seconds = self.logged.seconds;
         match &self.status {
             Status::Queued => {}
             Status::Running(running) => {
                 started_at = Some(running.started_at);
-                if let Some((done, all)) = running.progress.as_ref().and_then(JobProgress::seconds) {
-                    (done_seconds, audio_seconds) = (done, Some(all));
-                }
+                seconds = running.progress.as_ref().and_then(JobProgress::seconds).or(seconds);
             }
             Status::Ended(outcome) => {
                 finished_at = Some(outcome.finished_at);
-                audio_seconds = outcome.audio_seconds;
-                done_seconds = audio_seconds.unwrap_or(0.0);
+                seconds = outcome.audio_seconds.map(|seconds| (seconds, seconds));
                 error = outcome.error.clone();
             }
         }
@@ -626,8 +637,8 @@ impl Entry {
             "url": request.url,
             "model": request.asked.model,
             "response_format": request.asked.format.name(),
-            "done_seconds": done_seconds,
-            "audio_seconds": audio_seconds,
+            "done_seconds": seconds.map_or(0.0, |(done, _)| done),
+            "audio_seconds": seconds.map(|(_, all)| all),
             "error": error,
             "webhook": webhook,
         })

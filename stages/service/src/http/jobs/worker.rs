@@ -18,7 +18,7 @@ use super::super::service::reached;
 use super::folder::{End, JobRequest, Outcome};
 use super::source::{FetchLimits, Unfetched};
 use super::{Begun, Jobs, now, webhook};
-use crate::engine::{EngineError, Finished};
+use crate::engine::{EngineError, Finished, Logged};
 
 /// Wait before a job is begun again for which there was no place or no memory, and before an end is written again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -96,8 +96,14 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         attempts,
         cancelled,
     } = begun;
+    let Ok(logged) = jobs.logged(&request).await else {
+        return Ran::Again;
+    };
     if attempts >= jobs.settings.max_attempts {
-        let message = format!("the service ended {attempts} times while it transcribed the recording");
+        let message = format!(
+            "the service ended {attempts} times without progress while it transcribed the recording from {:.1} s on",
+            logged.place
+        );
         let error = ApiError::new(
             axum::http::StatusCode::INTERNAL_SERVER_ERROR,
             "too_many_attempts",
@@ -105,14 +111,14 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         );
         return end(app, jobs, &request, Err(error)).await;
     }
-    if let Err(error) = jobs.note_attempts(&request, attempts.saturating_add(1)).await {
+    if let Err(error) = jobs.note_attempts(&request, attempts.saturating_add(1), logged).await {
         (app.log)(&format!("warning: the job {} cannot be begun: {error}", request.id));
         return Ran::Again;
     }
-    let ran = transcribe(app, jobs, &request, attempts, &cancelled).await;
+    let ran = transcribe(app, jobs, &request, (attempts, logged), &cancelled).await;
     if matches!(ran, Ran::Again | Ran::Later | Ran::Interrupted) {
         // Only deaths of the process count. If this is not written, one more is counted.
-        let _ = jobs.note_attempts(&request, attempts).await;
+        let _ = jobs.note_attempts(&request, attempts, logged).await;
     }
     ran
 }
@@ -125,7 +131,13 @@ fn fetch_limits(app: &App) -> FetchLimits {
     }
 }
 
-async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32, cancelled: &Notify) -> Ran {
+async fn transcribe(
+    app: &App,
+    jobs: &Jobs,
+    request: &JobRequest,
+    (attempts, begun): (u32, Logged),
+    cancelled: &Notify,
+) -> Ran {
     let fetched = tokio::select! {
         fetched = jobs.fetch(request, fetch_limits(app), &app.log) => fetched,
         () = cancelled.notified() => return Ran::Over,
@@ -139,7 +151,16 @@ async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32,
     let (Ok(engine), Ok(audio)) = (app.engine(), jobs.folder.audio(&request.id)) else {
         return Ran::Again;
     };
-    let running = match channels::submit(engine, &request.asked, audio, request.file_name.clone()).await {
+    let log = jobs.folder.log(&request.id);
+    let submitted = channels::submit(
+        engine,
+        &request.asked,
+        audio,
+        request.file_name.clone(),
+        Some(log.as_path()),
+    )
+    .await;
+    let running = match submitted {
         Ok(running) => running,
         Err(SubmitError::Engine(error)) => return failed(app, jobs, request, error).await,
         Err(SubmitError::Request(error)) => return end(app, jobs, request, Err(error)).await,
@@ -154,7 +175,7 @@ async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, attempts: u32,
         () = cancelled.notified() => Ran::Over,
         () = reached(app.phase.clone(), Phase::Draining) => {
             // While the engine still has the request: once it has none, the process ends.
-            let _ = jobs.note_attempts(request, attempts).await;
+            let _ = jobs.note_attempts(request, attempts, begun).await;
             Ran::Interrupted
         }
     }
