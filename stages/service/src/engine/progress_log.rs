@@ -19,6 +19,7 @@ use flow_kind::open_regular_file;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::Word;
 use flow_transcription::recognizer::{ActivityPart, Heard, SpeechWindows};
+use flow_transcription::suspects::{Reason, Suspect};
 use flow_transcription::tokens::Token;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -96,6 +97,16 @@ struct WordBits {
     speaker: Option<String>,
 }
 
+/// [`Suspect`], to the bit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct SuspectBits {
+    start: u64,
+    end: u64,
+    text: String,
+    reason: Reason,
+    dropped: bool,
+}
+
 /// [`Heard`], to the bit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct HeardBits {
@@ -104,6 +115,9 @@ struct HeardBits {
     tokens: Vec<Vec<(Vec<u8>, u64, bool)>>,
     languages: Vec<String>,
     recovered: usize,
+    /// Time and lead.
+    blanks: Vec<(u64, u32)>,
+    dropped: Vec<SuspectBits>,
 }
 
 impl From<&Heard> for HeardBits {
@@ -116,12 +130,23 @@ impl From<&Heard> for HeardBits {
             speaker: word.speaker.clone(),
         };
         let token = |token: &Token| (token.bytes.clone(), token.logprob.to_bits(), token.is_first_choice);
+        let suspect = |suspect: &Suspect| SuspectBits {
+            start: suspect.start.to_bits(),
+            end: suspect.end.to_bits(),
+            text: suspect.text.clone(),
+            reason: suspect.reason,
+            dropped: suspect.dropped,
+        };
         let tokens = heard.tokens.iter().map(|tokens| tokens.iter().map(token).collect());
         Self {
             words: heard.words.iter().map(word).collect(),
             tokens: tokens.collect(),
             languages: heard.languages.clone(),
             recovered: heard.recovered,
+            blanks: (heard.blanks.iter())
+                .map(|(time, lead)| (time.to_bits(), lead.to_bits()))
+                .collect(),
+            dropped: heard.dropped.iter().map(suspect).collect(),
         }
     }
 }
@@ -141,12 +166,22 @@ impl From<HeardBits> for Heard {
             logprob: f64::from_bits(logprob),
             is_first_choice,
         };
+        let suspect = |bits: SuspectBits| Suspect {
+            start: f64::from_bits(bits.start),
+            end: f64::from_bits(bits.end),
+            text: bits.text,
+            reason: bits.reason,
+            dropped: bits.dropped,
+        };
+        let blank = |(time, lead)| (f64::from_bits(time), f32::from_bits(lead));
         let tokens = bits.tokens.into_iter();
         Self {
             words: words.collect(),
             tokens: tokens.map(|tokens| tokens.into_iter().map(token).collect()).collect(),
             languages: bits.languages,
             recovered: bits.recovered,
+            blanks: bits.blanks.into_iter().map(blank).collect(),
+            dropped: bits.dropped.into_iter().map(suspect).collect(),
         }
     }
 }
@@ -382,6 +417,14 @@ mod tests {
             }]],
             languages: vec!["hi".to_owned()],
             recovered: 1,
+            blanks: vec![(0.08 * 3.0, 0.1)],
+            dropped: vec![Suspect {
+                start: 0.1 * 3.0,
+                end: 0.4,
+                text: "you".to_owned(),
+                reason: Reason::NoSpeech,
+                dropped: true,
+            }],
         }
     }
 
