@@ -656,7 +656,7 @@ fn mistakes_on_the_command_line_are_told() {
         (&["--set", "window=full"], "option of its own"),
         (&["--device", "tpu"], "help: given by --device"),
         (&["--lm", "gone.arpa"], "help: given by --lm"),
-        (&["--language", "hindi"], "`hindi` is not a code of a language"),
+        (&["--language", "klingon"], "`klingon` is not a code of a language"),
         (&["--language-prior", "gone.json"], "--language"),
         (
             &["--language", "hi", "--language-prior", "gone.json"],

@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn wrong_values_name_their_field() {
         for (name, value) in [
-            ("language", json!("english")),
+            ("language", json!("klingon")),
             ("language", json!(["fr"])),
             ("languages", json!([1])),
             ("prompt", json!({})),

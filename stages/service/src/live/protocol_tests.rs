@@ -81,7 +81,7 @@ fn options_of_requests_hold_in_sessions() {
     let reference = json!({"known_speaker_names": ["Ann"], "known_speaker_references": ["data:;base64,AQ=="]});
     for (fields, param) in [
         (
-            json!({"language": "french"}),
+            json!({"language": "klingon"}),
             "session.audio.input.transcription.language",
         ),
         (

@@ -288,7 +288,7 @@ fn a_request_names_its_language_and_its_phrases() {
         }
     });
     for (fields, param) in [
-        (&[("language", "english")][..], "language"),
+        (&[("language", "klingon")][..], "language"),
         (&[("language", "en"), ("language", "hi")], "language"),
         (&[("languages[]", "x")], "languages[]"),
         (&[("boost_weight", "-1")], "boost_weight"),
