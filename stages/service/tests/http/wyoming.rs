@@ -106,7 +106,7 @@ fn wrong_events_are_refused_and_hold_nothing_up() {
         (b"{\"type\": \"audio-start\"}\n".to_vec(), "`rate`"),
         (format!("{}\n", pcm(u64::MAX)).into_bytes(), "`rate`"),
         (format!("{start}\n{{\"type\": \"audio-stop\"}}\n").into_bytes(), ""),
-        (b"{\"type\": \"transcribe\", \"data\": {\"language\": \"english\"}}\n".to_vec(), "`language`"),
+        (b"{\"type\": \"transcribe\", \"data\": {\"language\": \"klingon\"}}\n".to_vec(), "`language`"),
         (
             format!("{{\"type\": \"transcribe\", \"data\": {{\"name\": \"large\"}}}}\n{start}\n{chunk}\n..{{\"type\": \"audio-stop\"}}\n").into_bytes(),
             "large",
