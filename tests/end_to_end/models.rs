@@ -102,6 +102,7 @@ fn a_calibration_goes_with_the_model_where_scores_stay() {
     expect_code(&model(&["convert", text(&nemo), text(&folder)]), 0);
     let copied = std::fs::read_to_string(folder.join("confidence_calibration.json")).unwrap();
     assert!(copied.contains(points) && !copied.contains(digest.as_str()), "{copied}");
+    expect_code(&model(&["convert", text(&nemo), text(&folder), "--force"]), 0);
     // It belongs to the copy: another conversion reads it.
     expect_code(&model(&["convert", text(&folder), text(&place.path("b.nemo"))]), 0);
     assert!(place.path("b.confidence_calibration.json").exists());

@@ -303,7 +303,6 @@ fn kills_do_not_begin_a_long_recording_again(recording: Option<Vec<u8>>) {
         drop(service);
         kills += 1;
     };
-    println!("{kills} kills");
     assert!(kills > 20, "{kills} kills");
     let result = get(&agent, &format!("{}{JOBS}/{id}/result", service.url)).unwrap();
     let expected = post(

@@ -402,8 +402,14 @@ pub fn row_of<'t>(
         Err(error) => return Err(bad_json(&error, number)),
     };
     // As NeMo's loader leaves such rows out.
-    if fields.get("_skipme") == Some(&Value::Bool(true)) {
-        return Err(refuse_by_rule("skipme", "`_skipme` is true"));
+    let is_skipped = match fields.get("_skipme") {
+        None | Some(Value::Null | Value::Bool(false)) => false,
+        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(_) => true,
+    };
+    if is_skipped {
+        return Err(refuse_by_rule("skipme", "`_skipme` is set"));
     }
     let fields = Fields::new(line, &read, fields, &rules.names);
     if let Some(key) = fields.file_key(tarred) {

@@ -37,7 +37,10 @@ fn a_line_becomes_a_row() {
     };
     let refusal = marked("true").unwrap_err();
     assert_eq!((refusal.class, refusal.reason), (RejectClass::Rule, "skipme"));
-    assert!(marked("false").is_ok());
+    for mark in ["false", "0", "null", "\"\""] {
+        assert!(marked(mark).is_ok(), "{mark}");
+    }
+    assert!(marked("1").is_err() && marked("\"yes\"").is_err());
 
     let ours = row(
         r#"{"tar_path": "s/hi/hi_1/hi_1.tar", "tar_member_name": "./b.flac", "duration": 1, "text": "<|hi|> x", "segment_id": "b", "shard_id": "hi_1", "source": "v"}"#,

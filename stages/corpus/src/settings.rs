@@ -105,7 +105,7 @@ pub enum Fetch {
 /// after its recording, or ends more than 0.1 s after it, by the header of a FLAC or WAV file; of other formats, and with
 /// `check_audio: false`, decoding finds it), `missing_text`, `missing_audio`, `unsafe_name`, `decode_error`; of corpora also `missing_recording`, `mixed_audio`,
 /// `transformed_audio`, `several_channels`, `several_languages`, `shell_command`, `text_beyond_cut`, `unsupported_cut`,
-/// `unsupported_source`, and (class `rule`) `no_speech`, `other_split` and `skipme` (a line whose `_skipme` is true); the reject holds the original. Each
+/// `unsupported_source`, and (class `rule`) `no_speech`, `other_split` and `skipme` (a line whose `_skipme` is set); the reject holds the original. Each
 /// run looks at the recordings' sizes, times and inodes (unless `check_audio` is false): a partition with one that was changed, went away or turned up is read again. A manifest without rows is an error.
 ///
 /// A file of a folder that `manifest.write` wrote is refused if the set there is incomplete: `flow.json` is missing, or says

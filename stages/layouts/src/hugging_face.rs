@@ -23,6 +23,7 @@ use flow_kind::store::on_threads;
 use flow_kind::{Partition, StageError};
 use flow_parquet::ForeignParquet;
 use flow_storage::{FileVersion, is_url};
+use flow_text::language_names::code_of_name;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use serde_json::{Map, Value};
@@ -476,7 +477,7 @@ fn open_parquet_files(
         };
         Ok(File {
             embeds,
-            ..file_of(path, split, look, columns, content, settings)
+            ..file_of(root, path, split, look, columns, content, settings)
         })
     };
     let files = on_threads(&files, threads_for(files.iter().map(|(path, _)| path)), open);
@@ -484,7 +485,9 @@ fn open_parquet_files(
     open_files(root, files, format!("Parquet files of Hugging Face{told}"), settings)
 }
 
+/// The language of a file is that which a folder above it is called by: a code from the input on, an English name above it, too.
 fn file_of(
+    root: &Path,
     path: PathBuf,
     split: String,
     look: FileVersion,
@@ -493,14 +496,20 @@ fn file_of(
     settings: &ReadSettings,
 ) -> File {
     let absolute = std::path::absolute(&path).unwrap_or_default();
-    let above = absolute
-        .ancestors()
-        .skip(1)
-        .take(3)
-        .filter_map(|above| above.file_name()?.to_str());
-    let lang = above
-        .filter(|name| !["data", split.as_str()].contains(name))
-        .find_map(language_called);
+    let root = std::path::absolute(root).unwrap_or_default();
+    let input = if absolute == root {
+        root.parent()
+    } else {
+        Some(root.as_path())
+    };
+    let lang = absolute.ancestors().skip(1).take(3).find_map(|above| {
+        let name = above.file_name()?.to_str()?;
+        let is_below = input.is_some_and(|input| above.starts_with(input));
+        match is_below && !["data", split.as_str()].contains(&name) {
+            true => language_called(name),
+            false => code_of_name(name),
+        }
+    });
     File {
         lang: lang.map(str::to_string),
         places: settings.places(path.parent().unwrap_or(Path::new(""))),
@@ -655,7 +664,7 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
         let embeds = !file.has_nulls(&columns.audio, "bytes")?;
         Ok(File {
             embeds,
-            ..file_of(path, split, look, columns, Content::Arrow(file), settings)
+            ..file_of(root, path, split, look, columns, Content::Arrow(file), settings)
         })
     };
     let files = files

@@ -5,13 +5,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flow_kind::open_regular_file;
+use flow_model::checkpoint::CALIBRATION_FILE;
 use serde::{Deserialize, Serialize};
 
 use crate::recognizer::digest;
 use crate::{Result, TranscriptionError, Word};
 
-/// The file in a model's folder; beside an archive it has the archive's name before it.
-const FILE: &str = "confidence_calibration.json";
 /// Largest file.
 const LARGEST: u64 = 16 << 20;
 /// Bins of the expected calibration error, of equal width (Guo et al., "On Calibration of Modern Neural Networks", 2017).
@@ -109,13 +108,13 @@ impl Calibration {
         }
     }
 
-    /// Where that of a model is: in its folder, or beside its archive.
+    /// Where that of a model is: in its folder, or beside its archive with the archive's name before it.
     pub fn path_of(model: &Path) -> PathBuf {
         if model.is_dir() {
-            return model.join(FILE);
+            return model.join(CALIBRATION_FILE);
         }
         let name = model.file_stem().unwrap_or_default().to_string_lossy();
-        model.with_file_name(format!("{name}.{FILE}"))
+        model.with_file_name(format!("{name}.{CALIBRATION_FILE}"))
     }
 
     /// That of a model, where there is one.
@@ -242,7 +241,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Calibration::of_model(folder.path(), "x").unwrap(), None);
         let path = Calibration::path_of(folder.path());
-        assert_eq!(path, folder.path().join(FILE));
+        assert_eq!(path, folder.path().join(CALIBRATION_FILE));
         let archive = Calibration::path_of(&folder.path().join("a.nemo"));
         assert_eq!(archive, folder.path().join("a.confidence_calibration.json"));
         let fitted = Calibration::fit(&[(0.25, false), (0.5, true)], "x").unwrap();
@@ -260,7 +259,7 @@ mod tests {
         ] {
             std::fs::write(&path, &wrong).unwrap();
             let error = Calibration::of_model(folder.path(), "x").unwrap_err().to_string();
-            assert!(error.contains(FILE), "{wrong}: {error}");
+            assert!(error.contains(CALIBRATION_FILE), "{wrong}: {error}");
         }
     }
 }

@@ -22,7 +22,7 @@ pub use flow_nn::tensor_files::{
 };
 pub use folder::{CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, write_model_folder};
 pub use huggingface::huggingface_module;
-pub use open_model::{Format, OpenModel};
+pub use open_model::{CALIBRATION_FILE, Format, OpenModel};
 
 /// The parts of a model on disk.
 pub struct StoredModel {

@@ -19,6 +19,9 @@ use crate::config::ModelConfig;
 use crate::heads::ctc::AUXILIARY;
 use flow_nn::tensor_files::files::{write_folder, write_renamed};
 
+/// The calibration of confidences in a model's folder, which belongs to its weights.
+pub const CALIBRATION_FILE: &str = "confidence_calibration.json";
+
 /// A storage format of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -56,6 +59,11 @@ impl Format {
 /// Whether a file of a folder may be one of a model's.
 fn is_model_file(name: &str) -> bool {
     [CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE].contains(&name) || huggingface::FILES.contains(&name)
+}
+
+/// Whether a file goes when a model folder is replaced.
+fn is_of_model(name: &str) -> bool {
+    is_model_file(name) || name == CALIBRATION_FILE
 }
 
 /// As [`is_model_file`]; weights in several files have other names, and an adapter may be beside them.
@@ -281,14 +289,14 @@ impl OpenModel {
                 Ok(Vec::new())
             }
             Format::Folder => {
-                write_folder(target, replace, is_model_file, |folder| {
+                write_folder(target, replace, is_of_model, |folder| {
                     fill_model_folder(folder, self, dtype)
                 })?;
                 Ok(Vec::new())
             }
             Format::HuggingFace => {
                 let mut notes = Vec::new();
-                write_folder(target, replace, is_model_file, |folder| {
+                write_folder(target, replace, is_of_model, |folder| {
                     notes = fill_huggingface(folder, self, dtype)?;
                     Ok(())
                 })?;
