@@ -421,7 +421,7 @@ fn split_of_file(path: &Path) -> String {
 }
 
 /// What is missing of files with numbers, `train-00000-of-00047.parquet`.
-fn missing_numbers<'p>(paths: impl Iterator<Item = &'p Path>) -> Option<String> {
+pub(super) fn missing_numbers<'p>(paths: impl Iterator<Item = &'p Path>) -> Option<String> {
     let mut sets: BTreeMap<(&Path, &str, usize), BTreeSet<usize>> = BTreeMap::new();
     for path in paths {
         let stem = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
@@ -429,12 +429,9 @@ fn missing_numbers<'p>(paths: impl Iterator<Item = &'p Path>) -> Option<String> 
             sets.entry((folder, split, total)).or_default().insert(number);
         }
     }
-    let (of, found) = sets.iter().find(|((_, _, total), found)| found.len() < *total)?;
-    let (folder, split, total) = of;
-    let (found, folder) = (found.len(), folder.display());
-    Some(format!(
-        "there are only {found} of {total} files {folder}/{split}-NNNNN-of-{total:05}"
-    ))
+    let ((folder, split, total), found) = sets.iter().find(|((_, _, total), found)| found.len() < *total)?;
+    let files = folder.join(format!("{split}-NNNNN-of-{total:05}"));
+    Some(format!("it has {} of {total} files `{}`", found.len(), files.display()))
 }
 
 fn named(path: &Path) -> Listed {
@@ -814,7 +811,7 @@ mod tests {
         ];
         assert_eq!(missing(&all), None);
         let told = missing(&all[1..]).unwrap();
-        assert_eq!(told, "there are only 1 of 2 files d/train-NNNNN-of-00002");
+        assert_eq!(told, "it has 1 of 2 files `d/train-NNNNN-of-00002`");
     }
 
     #[test]

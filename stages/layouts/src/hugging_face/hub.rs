@@ -4,7 +4,7 @@
 //! folders and files. Parquet files are read. A dataset without any is read from the branch `refs/convert/parquet`, into which the hub
 //! converts public datasets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use flow_corpus::files::{Format, expand_braces};
@@ -14,7 +14,7 @@ use flow_kind::glob::path_fits;
 use flow_storage::Location;
 use serde_yaml::Value;
 
-use super::{Numbered, ReadSettings, config_and_split, numbered, open_parquet_files};
+use super::{ReadSettings, config_and_split, missing_numbers, open_parquet_files};
 use crate::splits::chosen;
 
 /// The branch of converted files.
@@ -338,20 +338,8 @@ fn patterns_of(files: &Value) -> Result<Vec<(String, String)>, String> {
 
 /// Checks that of files with numbers, `train-00000-of-00047.parquet`, all are there.
 fn check_numbers(paths: &[&str], root: &Path) -> Result<(), ManifestError> {
-    let mut sets: BTreeMap<(&str, &str, usize), BTreeSet<usize>> = BTreeMap::new();
-    for path in paths {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-        if let Some(Numbered { split, number, total }) = numbered(stem) {
-            sets.entry((folder, split, total)).or_default().insert(number);
-        }
-    }
-    match sets.iter().find(|((_, _, total), found)| found.len() < *total) {
-        Some(((folder, split, total), found)) => {
-            let found = found.len();
-            let why = format!("it has {found} of {total} files `{folder}/{split}-NNNNN-of-{total:05}`");
-            Err(ManifestError::manifest(root, why.replace("`/", "`")))
-        }
+    match missing_numbers(paths.iter().map(Path::new)) {
+        Some(why) => Err(ManifestError::manifest(root, why)),
         None => Ok(()),
     }
 }

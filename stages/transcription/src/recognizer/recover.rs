@@ -186,13 +186,16 @@ impl Recognizer {
                 .flat_map(|(window, heard)| of_window(window, heard))
                 .collect();
             let (plain, others) = ATTEMPTS.split_at(PLAIN);
-            if !self.fill(
-                (plain, decoding),
-                inputs,
-                settings.batch_seconds,
-                (&mut open, &mut *heard),
-                cancelled,
-            )? {
+            let fill = |attempts, open: &mut Vec<Piece>, heard: &mut [Heard]| {
+                self.fill(
+                    (attempts, decoding),
+                    inputs,
+                    settings.batch_seconds,
+                    (open, heard),
+                    cancelled,
+                )
+            };
+            if !fill(plain, &mut open, heard)? {
                 return Ok(false);
             }
             let Some(changed) = self.decode_reluctant(inputs, (settings, decoding), heard, cancelled)? else {
@@ -200,13 +203,7 @@ impl Recognizer {
             };
             open.retain(|piece| !changed.contains(&piece.window));
             open.extend(changed.into_iter().flat_map(|window| of_window(window, &heard[window])));
-            if !self.fill(
-                (others, decoding),
-                inputs,
-                settings.batch_seconds,
-                (&mut open, &mut *heard),
-                cancelled,
-            )? {
+            if !fill(others, &mut open, heard)? {
                 return Ok(false);
             }
             // Of what no attempt filled, the best that is sure.
