@@ -331,7 +331,9 @@ fn a_job_that_every_process_dies_of_fails_in_the_end() {
         let text = fs::read_to_string(&attempts).unwrap_or_default();
         text.starts_with(&format!("{{\"count\":{count},"))
     };
-    wait(|| counts(1));
+    // The log begins once the engine has the request, for which a stop waits.
+    let log = attempts.with_file_name("progress");
+    wait(|| counts(1) && fs::metadata(&log).is_ok_and(|log| log.len() > 0));
     drop(service);
     // A stop does not count; two deaths do where nothing more was done.
     assert!(counts(0));
