@@ -11,6 +11,7 @@ use flow_kind::StageError;
 use flow_layouts::read::Read;
 use flow_manifest::write::Write;
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 
 pub fn layout(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -62,7 +63,7 @@ pub fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
             let range = number("offset", row).zip(number("size", row));
             let (start, length) = (seconds("start", row).unwrap_or(0.0), seconds("duration", row).unwrap());
             let path = text("audio_path", row);
-            let signal = decode_row(Path::new(&path), range, start, length, 60.0).unwrap();
+            let signal = decode_row(&Storage::default(), Path::new(&path), range, start, length, 60.0).unwrap();
             (text("text", row), text("lang", row), text("segment_id", row), signal)
         })
         .collect()
