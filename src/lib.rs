@@ -28,6 +28,7 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
+use flow_kind::Storage;
 use flow_kind::registry::{AnyKind, Registry};
 
 #[cfg(feature = "service")]
@@ -78,8 +79,10 @@ pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
 }
 
 fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {
+    // The one of the program: all commands hand it down.
+    let storage = &Storage::of_environment();
     let registry = Registry::new(kinds).map_err(|error| Failure::Bug(error.to_string()))?;
-    let registry = registry.with_id_column(flow_inspect::ID_COLUMN);
+    let registry = registry.with_id_column(flow_inspect::ID_COLUMN).with_storage(storage);
     // What programs read keeps its bytes.
     let is_for_programs = match &arguments.command {
         Command::Plan(arguments) => arguments.json,
@@ -106,34 +109,37 @@ fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Wri
         Command::Plan(arguments) => commands::plan::plan(&arguments, &registry, out),
         Command::Check(arguments) => commands::check::check(&arguments, &registry, out),
         Command::Test(arguments) => commands::test::test(&arguments, &registry, out),
-        Command::Rejects(arguments) => commands::rejects::rejects(&arguments, out),
-        Command::Lineage(arguments) => commands::lineage::lineage(&arguments, out),
+        Command::Rejects(arguments) => commands::rejects::rejects(storage, &arguments, out),
+        Command::Lineage(arguments) => commands::lineage::lineage(storage, &arguments, out),
         Command::Kinds(arguments) => commands::kinds::kinds(&arguments, &registry, out),
         Command::Graph(arguments) => commands::graph::graph(&arguments, &registry, out),
-        Command::Status(arguments) => commands::status::status(&arguments, out),
-        Command::Log(arguments) => commands::log::log(&arguments, out),
-        Command::Compare(arguments) => commands::compare::compare(&arguments, out),
+        Command::Status(arguments) => commands::status::status(storage, &arguments, out),
+        Command::Log(arguments) => commands::log::log(storage, &arguments, out),
+        Command::Compare(arguments) => commands::compare::compare(storage, &arguments, out),
         Command::Transcribe(arguments) => commands::transcribe::transcribe(&arguments, &registry, out),
         Command::Diarize(arguments) => commands::diarize::diarize(&arguments, &registry, out),
         Command::Speakers(arguments) => flow_cli_speakers::voices(&arguments, out),
-        Command::Align(arguments) => commands::align::align(&arguments, out),
+        Command::Align(arguments) => commands::align::align(storage, &arguments, out),
         #[cfg(feature = "service")]
-        Command::Serve(arguments) => commands::serve::serve(&arguments, out),
+        Command::Serve(arguments) => commands::serve::serve(storage, &arguments, out),
         #[cfg(feature = "service")]
         Command::Jobs(arguments) => commands::jobs::jobs(&arguments, out),
         #[cfg(feature = "service")]
-        Command::Ui(arguments) => commands::ui::ui(&arguments, out),
+        Command::Ui(arguments) => commands::ui::ui(storage, &arguments, out),
         Command::Evaluate(command) => commands::evaluate::evaluate(&command, &registry, out),
-        Command::Model(command) => commands::model::model(&command, out),
-        Command::Lm(command) => commands::lm::lm(&command, out),
-        Command::Push(arguments) => commands::push::push(&arguments, out),
-        Command::Memory(arguments) => {
-            flow_cli_memory::memory(&arguments, &|pipeline| commands::checked(pipeline, &registry), out)
-        }
-        Command::Gc(arguments) => commands::gc::gc(&arguments, out),
+        Command::Model(command) => commands::model::model(storage, &command, out),
+        Command::Lm(command) => commands::lm::lm(storage, &command, out),
+        Command::Push(arguments) => commands::push::push(storage, &arguments, out),
+        Command::Memory(arguments) => flow_cli_memory::memory(
+            storage,
+            &arguments,
+            &|pipeline| commands::checked(pipeline, &registry),
+            out,
+        ),
+        Command::Gc(arguments) => commands::gc::gc(storage, &arguments, out),
         Command::Fmt(arguments) => commands::fmt::fmt(&arguments, &mut std::io::stdin().lock(), out),
         Command::New(arguments) => commands::new::new(&arguments, out),
-        Command::Doctor(arguments) => flow_cli_doctor::doctor(&arguments, arguments::VERSION, out),
+        Command::Doctor(arguments) => flow_cli_doctor::doctor(storage, &arguments, arguments::VERSION, out),
         Command::Completions(arguments) => commands::shell::completions(&arguments, out),
         Command::Man(arguments) => commands::shell::man(&arguments, out),
     }

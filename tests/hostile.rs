@@ -34,6 +34,7 @@ use flow_manifest::shard::{AUDIO_INDEX, METADATA, Shard, ShardOptions};
 use flow_manifest::{identify, language};
 use flow_random::SplitMix64;
 use flow_runtime::harness::Harness;
+use flow_storage::Storage;
 use flow_text::{normalize as text, written_form};
 
 /// Counts what this thread holds, and the most it held.
@@ -433,7 +434,7 @@ fn try_recording(bytes: &[u8]) -> bool {
 fn try_stream(bytes: &[u8], good: bool) {
     let file = SHARD.folder.path().join("recording");
     std::fs::write(&file, bytes).expect("a file");
-    let Ok(mut reader) = RecordingReader::open(&file, None, Channels::Mix) else {
+    let Ok(mut reader) = RecordingReader::open(&Storage::default(), &file, None, Channels::Mix) else {
         // The rate of what is good may be one that is not resampled.
         assert!(!good || decode(bytes, 1e6).is_err());
         return;

@@ -9,6 +9,7 @@ use flow_corpus::{ManifestLine, ReadSettings};
 use flow_kind::{Partition, Reject};
 use flow_plan::Plan;
 use flow_spec::{nearest, yaml};
+use flow_storage::Storage;
 use flow_store::{Record, StageSnapshot};
 
 use crate::past_run::PastRun;
@@ -19,8 +20,8 @@ use crate::{ID_COLUMN, InspectError};
 ///
 /// # Errors
 /// If no stage has it, with the nearest that one has; or where files of the run cannot be read.
-pub fn steps(run: &PastRun, text: &str) -> Result<Vec<Step>, InspectError> {
-    first_found(run, &searches(text, &settings_of_readers(run)?)?, text)
+pub fn steps(storage: &Storage, run: &PastRun, text: &str) -> Result<Vec<Step>, InspectError> {
+    first_found(run, &searches(storage, text, &settings_of_readers(run)?)?, text)
 }
 
 /// The settings of the stages of the run that read manifests.
@@ -195,7 +196,7 @@ impl<'r> RowNames<'r> {
 }
 
 /// The ways to take what the user gave, the likeliest first. A segment's id may have slashes itself.
-fn searches(text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, InspectError> {
+fn searches(storage: &Storage, text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, InspectError> {
     let nothing = || InspectError::not_found(format!("`{text}` names no segment"), FORMS);
     if text.is_empty() {
         return Err(nothing());
@@ -216,7 +217,7 @@ fn searches(text: &str, readers: &[ReadSettings]) -> Result<Vec<Search>, Inspect
         // Other files of a stage may be gone by now.
         let mut failed = None;
         for settings in readers.iter().chain([&plain]) {
-            match flow_layouts::line_of(settings, Path::new(file), number) {
+            match flow_layouts::line_of(storage, settings, Path::new(file), number) {
                 Ok(Some(line)) => return Ok(vec![everywhere(Wanted::Line(line))]),
                 Ok(None) => {}
                 Err(error) => failed = failed.or(Some(error)),
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_segment_is_named_in_many_ways() {
-        let first = |text: &str| searches(text, &[]).unwrap().remove(0);
+        let first = |text: &str| searches(&Storage::default(), text, &[]).unwrap().remove(0);
         let segment = |text: &str| Wanted::Segment(text.into());
         let with = first("hi/hi_0001/rec/7");
         assert_eq!(
@@ -472,7 +473,11 @@ mod tests {
         };
         assert!(member.is(&row), "{member:?}");
         assert!(!first("other.tar::a.flac").wanted.is(&row));
-        let path = searches("/data/hi/x.flac", &[]).unwrap().pop().unwrap().wanted;
+        let path = searches(&Storage::default(), "/data/hi/x.flac", &[])
+            .unwrap()
+            .pop()
+            .unwrap()
+            .wanted;
         for (recording, is) in [
             ("hi/x.flac", true),
             ("/data/hi/x.flac", true),
@@ -486,7 +491,7 @@ mod tests {
             assert_eq!(path.is(&row), is, "{recording}");
         }
         for wrong in ["", "hi//x", "hi/hi_0001/"] {
-            assert!(searches(wrong, &[]).is_err(), "{wrong}");
+            assert!(searches(&Storage::default(), wrong, &[]).is_err(), "{wrong}");
         }
     }
 
@@ -496,7 +501,7 @@ mod tests {
         let path = folder.path().join("m.jsonl");
         let line = r#"{"audio_filepath": "a.wav", "duration": 1, "text": "x"}"#;
         std::fs::write(&path, format!("{line}\nbroken\n")).unwrap();
-        let search = |number: u32| searches(&format!("{}:{number}", path.display()), &[]);
+        let search = |number: u32| searches(&Storage::default(), &format!("{}:{number}", path.display()), &[]);
         let row = RowNames {
             segment_id: Some("a"),
             ..RowNames::default()

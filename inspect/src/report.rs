@@ -66,14 +66,14 @@ impl Report {
     ///
     /// # Errors
     /// When the page cannot be written.
-    pub fn write(&self, state: &Path) -> Result<Option<PathBuf>, StoreError> {
+    pub fn write(&self, storage: &Storage, state: &Path) -> Result<Option<PathBuf>, StoreError> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.run.is_empty() {
             return Ok(None);
         }
-        let page = page_path(&Store::folder_of(state)?, &seen.run);
-        write_atomically(&page, seen.page().as_bytes())?;
-        Store::upload_run_file(state, &seen.run, PAGE)?;
+        let page = page_path(&Store::folder_of(storage, state)?, &seen.run);
+        write_atomically(&page, seen.page(storage).as_bytes())?;
+        Store::upload_run_file(storage, state, &seen.run, PAGE)?;
         Ok(Some(page_path(state, &seen.run)))
     }
 
@@ -175,7 +175,7 @@ impl Seen {
         }
     }
 
-    fn page(&self) -> String {
+    fn page(&self, storage: &Storage) -> String {
         let stages = &self.progress.stages;
         let rejects: u64 = stages.iter().map(|stage| stage.rejected).sum();
         let main = html! {
@@ -195,7 +195,7 @@ impl Seen {
             @for table in &self.tables { (reported_table(table)) }
             (self.export_list())
             (self.warning_list())
-            @for inset in self.insets() { (PreEscaped(inset)) }
+            @for inset in self.insets(storage) { (PreEscaped(inset)) }
         };
         document(&format!("{} – run {}", self.pipeline, self.run), STYLE, &main, None)
     }
@@ -293,12 +293,12 @@ impl Seen {
     }
 
     /// Pages that stages wrote: the part between `<main>` and `</main>`.
-    fn insets(&self) -> Vec<String> {
+    fn insets(&self, storage: &Storage) -> Vec<String> {
         let mut insets = Vec::new();
         for (_, folder, files) in &self.exports {
             for file in files.iter().filter(|file| file.ends_with(".html")) {
                 // A page that cannot be read is still where the list of files says.
-                let Some(page) = read_page(&Path::new(folder).join(file)) else {
+                let Some(page) = read_page(storage, &Path::new(folder).join(file)) else {
                     continue;
                 };
                 if let (Some(start), Some(end)) = (page.find("<main>"), page.rfind("</main>"))
@@ -313,8 +313,8 @@ impl Seen {
 }
 
 /// A page of an export, also in object storage; none if it cannot be read or is too large.
-fn read_page(path: &Path) -> Option<String> {
-    match Location::of_path(&path_in_set(path).ok()?).ok()? {
+fn read_page(storage: &Storage, path: &Path) -> Option<String> {
+    match Location::of_path(&path_in_set(storage, path).ok()?).ok()? {
         Location::Local(path) => {
             let is_large = std::fs::metadata(&path).is_ok_and(|found| found.len() > MAX_INSET);
             if is_large {
@@ -324,7 +324,7 @@ fn read_page(path: &Path) -> Option<String> {
             }
         }
         Location::Object(url) => {
-            let bytes = Storage::global().read(&url, MAX_INSET).ok()?;
+            let bytes = storage.read(&url, MAX_INSET).ok()?;
             String::from_utf8(bytes.to_vec()).ok()
         }
     }
@@ -368,7 +368,12 @@ mod tests {
         .expect("page");
         let events = Events::default();
         let report = Report::listen(&events);
-        assert_eq!(report.write(folder.path()).expect("nothing to write"), None);
+        assert_eq!(
+            report
+                .write(&Storage::default(), folder.path())
+                .expect("nothing to write"),
+            None
+        );
         let stage = |name: &str| name.to_string();
         for event in [
             Event::RunStarted {
@@ -429,7 +434,10 @@ mod tests {
         ] {
             events.send(event);
         }
-        let path = report.write(folder.path()).expect("written").expect("a path");
+        let path = report
+            .write(&Storage::default(), folder.path())
+            .expect("written")
+            .expect("a path");
         let page = std::fs::read_to_string(path).expect("the page");
         for part in [
             "1,234",

@@ -18,6 +18,7 @@ use flow_kind::registry::Registry;
 use flow_runtime::Options;
 use flow_runtime::run::{plan, run};
 use flow_spec::{Checked, Overrides, check, load};
+use flow_storage::Storage;
 
 const PIPELINE: &str = r#"
 flow: 1
@@ -67,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for shard in 0..size {
             fs::write(shards.join(format!("s{shard:06}.txt")), format!("1\n3\n{}", 2 * shard))?;
         }
-        let options = Options::new(folder.path().join("state"));
+        let options = Options::new(&Storage::default(), folder.path().join("state"));
         let mut figures = Vec::new();
         let mut timed = |what: &dyn Fn() -> Result<(), Box<dyn std::error::Error>>| {
             let start = Instant::now();

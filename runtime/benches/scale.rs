@@ -23,6 +23,7 @@ use flow_plan::{Action, Plan};
 use flow_runtime::Options;
 use flow_runtime::run::{plan, run};
 use flow_spec::{Checked, Overrides, check, load};
+use flow_storage::Storage;
 use flow_store::{Access, Store};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -104,7 +105,10 @@ impl Corpus {
     }
 
     fn plan(&self) -> Outcome<Plan> {
-        Ok(plan(&self.checked()?, &Options::new(self.state()))?)
+        Ok(plan(
+            &self.checked()?,
+            &Options::new(&Storage::default(), self.state()),
+        )?)
     }
 
     fn run(&self) -> Outcome<String> {
@@ -117,7 +121,11 @@ impl Corpus {
                 told.push_str(&format!(" {stage} {:.1}", began.elapsed().as_secs_f64()));
             }
         });
-        let summary = run(&self.checked()?, &Options::new(self.state()), &events)?;
+        let summary = run(
+            &self.checked()?,
+            &Options::new(&Storage::default(), self.state()),
+            &events,
+        )?;
         let stages = stages.lock().map_err(|error| error.to_string())?;
         let when = if stages.is_empty() { "" } else { "; begun at second:" };
         Ok(format!("{} ran, {} reused{when}{stages}", summary.ran, summary.reused))
@@ -137,12 +145,12 @@ impl Corpus {
             }
             "first-run" | "unchanged-run" | "changed-run" => self.run(),
             "open" => {
-                let store = Store::open(self.state(), Access::Read)?;
+                let store = Store::open(&Storage::default(), self.state(), Access::Read)?;
                 Ok(format!("{} runs", store.runs()?.len()))
             }
             "gc" => {
                 let run_id = "gc".to_string();
-                let store = Store::open(self.state(), Access::Run { run_id })?;
+                let store = Store::open(&Storage::default(), self.state(), Access::Run { run_id })?;
                 let found = store.collect_garbage(1, true)?;
                 Ok(format!("would remove {} partitions of artifacts", found.partitions))
             }

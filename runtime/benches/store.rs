@@ -13,6 +13,7 @@ use std::time::Instant;
 use arrow::array::{Float64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema};
 use flow_kind::{Digest, Partition, Reject, RejectClass};
+use flow_storage::Storage;
 use flow_store::{Access, Counts, PortRows, Store};
 
 const PARTITIONS: u64 = 2_000;
@@ -30,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => tempfile::tempdir()?,
     };
     let state = folder.path().join("state");
-    let store = Store::open(&state, Access::Run { run_id: "bench".into() })?;
+    let store = Store::open(&Storage::default(), &state, Access::Run { run_id: "bench".into() })?;
     let schema = Arc::new(Schema::new(vec![
         Field::new("_row", DataType::UInt32, false),
         Field::new("text", DataType::Utf8, false),
@@ -103,7 +104,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop(store);
 
     let start = Instant::now();
-    let store = Store::open(&state, Access::Read)?;
+    let store = Store::open(&Storage::default(), &state, Access::Read)?;
     let mut found = 0;
     for stage in 0..STAGES {
         let records = store.records(&Digest::of(&[stage]))?;

@@ -35,6 +35,7 @@ use flow_kind::inputs::{self, InputPort, Inputs, Offered, Reads};
 use flow_kind::kind::{Body, Export, Global, Kind, Log, LogPosition, Operator, Progress, Shape, Source};
 use flow_kind::out::Out;
 use flow_processes::{Address, Join, Processes, join};
+use flow_storage::Storage;
 use flow_store::row_order::in_row_order;
 use flow_store::{Artifact, ExportSet, RejectSet};
 
@@ -84,6 +85,7 @@ pub struct Harness<K: Kind> {
     threads: usize,
     share: Option<ProcessShare>,
     id_column: &'static str,
+    storage: Storage,
 }
 
 struct Fed {
@@ -122,6 +124,7 @@ impl<K: Kind> Harness<K> {
             threads: 1,
             share: None,
             id_column: ID_COLUMN,
+            storage: Storage::default(),
         }
     }
 
@@ -269,6 +272,7 @@ impl<K: Kind> Harness<K> {
             workers: 1,
             threads: self.threads,
             scratch: self.scratch.clone(),
+            storage: self.storage.clone(),
             events,
             cancel: Cancel::default(),
             stop: StopAsked::default(),
@@ -325,6 +329,7 @@ impl<K: Kind> Harness<K> {
 
     fn export(&self, mut body: Box<dyn Export>) -> Result<(), StageError> {
         let mut set = ExportSet::begin(
+            &self.storage,
             &body.folder(),
             &body.manifest(),
             flow_base::digest::Digest::of(b"harness"),

@@ -7,12 +7,15 @@ use flow_decide::StandingDecisions;
 use flow_kind::context::RunLabels;
 use flow_plan::select::Selection;
 use flow_processes::Processes;
+use flow_storage::Storage;
 
 /// Options of a plan or a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The state directory.
     pub state: PathBuf,
+    /// Object storage: of the state directory, and of all that stages read and write.
+    pub storage: Storage,
     /// What the run is called, and a note of it, for people.
     pub name: Option<String>,
     pub note: Option<String>,
@@ -54,9 +57,10 @@ impl Options {
         }
     }
 
-    pub fn new(state: impl Into<PathBuf>) -> Self {
+    pub fn new(storage: &Storage, state: impl Into<PathBuf>) -> Self {
         Options {
             state: state.into(),
+            storage: storage.clone(),
             name: None,
             note: None,
             workers: None,

@@ -18,11 +18,9 @@ mod spread;
 mod summary;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-use flow_storage::Storage;
 
 use crate::dataflow::job::Signals;
 use crate::options::Options;
@@ -60,7 +58,7 @@ pub fn plan(checked: &Arc<Checked>, options: &Options) -> Result<Plan, RunError>
 /// As [`plan`], but for such a refusal.
 pub fn plan_despite_refusal(checked: &Arc<Checked>, options: &Options) -> Result<(Plan, Option<RunError>), RunError> {
     let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
-    let store = Store::open(&options.state, Access::Read)?;
+    let store = Store::open(&options.storage, &options.state, Access::Read)?;
     let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
     let plan = state.plan(true).map_err(hidden)?;
     Ok((plan, state.refusals.into_iter().next().map(hidden)))
@@ -72,7 +70,7 @@ pub fn plan_despite_refusal(checked: &Arc<Checked>, options: &Options) -> Result
 /// Options that name no stage, or contradict each other; a state directory that cannot be read.
 pub fn selected(checked: &Arc<Checked>, options: &Options) -> Result<Vec<bool>, RunError> {
     let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
-    let store = Store::open(&options.state, Access::Read)?;
+    let store = Store::open(&options.storage, &options.state, Access::Read)?;
     let state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
     let mut selected = vec![false; checked.stages.len()];
     for (node, is_selected) in state.graph.nodes.iter().zip(&state.selection.selected) {
@@ -87,18 +85,18 @@ pub fn selected(checked: &Arc<Checked>, options: &Options) -> Result<Vec<bool>, 
 /// # Errors
 /// A source that cannot list its partitions, a state directory that cannot be read.
 pub fn listing(checked: &Arc<Checked>, options: &Options) -> Result<Listing, RunError> {
-    Storage::global().forget_all();
+    options.storage.forget_all();
     let hidden = |error: RunError| error.hidden(&checked.pipeline.secrets);
-    let store = Store::open(&options.state, Access::Read)?;
+    let store = Store::open(&options.storage, &options.state, Access::Read)?;
     let mut state = PlanState::new(checked, options, store, &Events::default(), false).map_err(hidden)?;
     state.listing().map_err(hidden)
 }
 
 /// The name of a run, and its state directory.
-fn begin(state: &Path) -> Result<(String, Store), RunError> {
+fn begin(options: &Options) -> Result<(String, Store), RunError> {
     loop {
-        let id = run_name::next(&Store::folder_of(state)?)?;
-        let store = Store::open(state, Access::Run { run_id: id.clone() })?;
+        let id = run_name::next(&Store::folder_of(&options.storage, &options.state)?)?;
+        let store = Store::open(&options.storage, &options.state, Access::Run { run_id: id.clone() })?;
         // The copy of one in object storage may have lacked the runs of other machines.
         if store.runs()?.last().is_none_or(|last| run_name::is_after(&id, last)) {
             return Ok((id, store));
@@ -118,7 +116,7 @@ fn begin(state: &Path) -> Result<(String, Store), RunError> {
 /// The first failure, or with `keep_going` all of them. Committed partitions stay, and the next run reuses them.
 pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result<RunSummary, RunError> {
     let started = Instant::now();
-    let (id, store) = begin(&options.state)?;
+    let (id, store) = begin(options)?;
     let folder = store.create_run_folder(&id)?;
     events.hide(&checked.pipeline.secrets);
     let log = records::EventLog::open(&folder, events)?;
@@ -179,11 +177,11 @@ pub fn run(checked: &Arc<Checked>, options: &Options, events: &Events) -> Result
     if let Err(error) = store.save_sources() {
         events.send(Event::warning(None, error.to_string()));
     }
-    let asked = Storage::global().counts();
+    let asked = options.storage.counts();
     if asked.requests() > 0 {
         events.send(Event::note(format!("object storage: {asked}")));
     }
-    let left_out = Storage::global().left_out();
+    let left_out = options.storage.left_out();
     if !left_out.is_empty() {
         let first: Vec<String> = left_out
             .iter()
@@ -315,7 +313,9 @@ fn ready(state: &PlanState, plan: &Plan) -> Result<(), RunError> {
         let planned = plan.stages.iter().find(|stage| stage.stage == described.name);
         if planned.is_some_and(|stage| stage.selected && runs(stage)) {
             let settings = &state.stage(node).settings;
-            settings.ready().map_err(|error| state.failed(node, None, error))?;
+            settings
+                .ready(&state.options.storage)
+                .map_err(|error| state.failed(node, None, error))?;
         }
     }
     Ok(())

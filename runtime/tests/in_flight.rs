@@ -17,6 +17,7 @@ use flow_kind::{
 use flow_runtime::Options;
 use flow_runtime::run::{RunSummary, run};
 use flow_spec::{Overrides, check, load};
+use flow_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 /// Counts the bytes that are asked of the system.
@@ -214,7 +215,7 @@ fn run_stages(stages: &str, bytes: Option<u64>) -> RunSummary {
     let registry = Registry::new(vec![kind::<Give>(), kind::<Change>()]).unwrap();
     let pipeline = load(&path, &Overrides::default(), &registry).unwrap_or_else(|found| panic!("{found:?}"));
     let checked = check(pipeline, &registry).unwrap_or_else(|found| panic!("{found:?}"));
-    let mut options = Options::new(dir.path().join("state"));
+    let mut options = Options::new(&Storage::default(), dir.path().join("state"));
     options.workers = Some(2);
     options.in_flight_bytes = bytes;
     run(&Arc::new(checked), &options, &Events::default()).unwrap_or_else(|error| panic!("{error}"))

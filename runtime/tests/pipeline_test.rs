@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use flow_kind::registry::Registry;
 use flow_runtime::pipeline_test::{TestOutcome, prepare};
 use flow_spec::{Diagnostics, Overrides, Style, load, load_tests};
+use flow_storage::Storage;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -63,7 +64,7 @@ impl Place {
             .collect();
         let run = ready?.into_iter().map(|test| {
             let state = tempfile::tempdir().unwrap();
-            test.run(&state.path().join("state"), false)
+            test.run(&Storage::default(), &state.path().join("state"), false)
                 .unwrap_or_else(|error| panic!("{}: {error}", test.name))
         });
         Ok(run.collect())

@@ -9,7 +9,7 @@ use flow_inspect::table::plural;
 use flow_kernels::device::DeviceChoice;
 use flow_kind::open_regular_file;
 use flow_model::Weights;
-use flow_storage::is_one_file;
+use flow_storage::{Storage, is_one_file};
 use flow_store::write_atomically;
 use flow_transcription::Format;
 use flow_transcription::alignment::{AlignmentSettings, segments_of_text};
@@ -27,7 +27,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Most parts that do not fit that are told on the screen.
 const MOST_TOLD: usize = 5;
 
-pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn align(storage: &Storage, arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     if !(0.0..=1.0).contains(&arguments.delay) {
         let message = format!("--delay is {}; it must be from 0 to 1 second", arguments.delay);
         return Err(Failure::usage(message, "the default suits transducers"));
@@ -43,7 +43,7 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
     let format = format(arguments)?;
     let text = segments(&arguments.text)?;
     let model: PathBuf = match &arguments.model {
-        Some(model) => local_model(model, true)?,
+        Some(model) => local_model(storage, model, true)?,
         None => {
             let pipeline = carried("transcribe")?;
             let folder = pipeline.parent().and_then(Path::parent).unwrap_or(&pipeline);
@@ -63,7 +63,7 @@ pub fn align(arguments: &AlignArguments, out: &mut dyn Write) -> Result<Exit, Fa
         delay: arguments.delay,
         ..AlignmentSettings::default()
     };
-    let recording = StreamedRecording::new(&arguments.audio, Channels::Mix);
+    let recording = StreamedRecording::new(storage, &arguments.audio, Channels::Mix);
     let mut first = recognizer.first_pass(&recognition);
     let extent = recording.first_pass(MAX_DURATION, OnDamage::Keep, &mut |block| {
         first.feed(block).map(|()| true)

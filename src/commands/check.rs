@@ -51,10 +51,10 @@ pub fn check(arguments: &CheckArguments, registry: &Registry, out: &mut dyn Writ
     };
     if arguments.deep {
         // Making the plan lists every source and reads the stages' logs.
-        let options = Options::new(&arguments.state.state);
+        let options = Options::new(registry.storage(), &arguments.state.state);
         flow_runtime::run::plan(&checked, &options).map_err(|error| Failure::run(error, &checked))?;
-        let (without, texts) = manifests::look_at_manifests(&checked, out)?;
-        training::look_at_training(&checked, &texts, out)?;
+        let (without, texts) = manifests::look_at_manifests(registry.storage(), &checked, out)?;
+        training::look_at_training(registry.storage(), &checked, &texts, out)?;
         if !without.is_empty() {
             writeln!(
                 out,

@@ -8,6 +8,7 @@ use flow_inspect::frozen::Frozen;
 use flow_inspect::past_run::PastRun;
 use flow_inspect::progress::stage_of;
 use flow_inspect::table::{duration, lines};
+use flow_storage::Storage;
 use serde_json::Value;
 
 use super::past_run::opened_store;
@@ -32,8 +33,8 @@ struct Side {
     figures: Values,
 }
 
-pub fn compare(arguments: &CompareArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let store = opened_store(&arguments.state)?;
+pub fn compare(storage: &Storage, arguments: &CompareArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let store = opened_store(storage, &arguments.state)?;
     let sides = arguments.runs.iter().map(|name| side(&PastRun::called(&store, name)?));
     let sides: Vec<Side> = sides.collect::<Result<_, Failure>>()?;
     let shown = |row: Vec<String>| {

@@ -13,7 +13,7 @@ use crate::arguments::{Arguments, Command, TranscribeArguments};
 
 pub fn evaluate(command: &EvaluateCommand, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let transcribe = |wanted: &BoostedTranscription<'_>| transcribe(&transcription(wanted)?, registry, &mut io::sink());
-    flow_cli_evaluate::evaluate(command, &transcribe, out)
+    flow_cli_evaluate::evaluate(registry.storage(), command, &transcribe, out)
 }
 
 /// The arguments of `flow transcribe`.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use flow_kind::registry::AnyKind;
-use flow_kind::{ColumnType, InputCount, InputPort, OutputPort, Reads};
+use flow_kind::{ColumnType, InputCount, InputPort, OutputPort, Reads, Storage};
 use serde_json::{Map, Value};
 
 /// The page as Markdown.
@@ -291,7 +291,7 @@ mod tests {
         fn docs(&self) -> String {
             self.schema()["description"].as_str().unwrap_or_default().to_string()
         }
-        fn parse(&self, _: &Yaml) -> Result<Arc<dyn AnySettings>, TypedError> {
+        fn parse(&self, _: &Yaml, _: &Storage) -> Result<Arc<dyn AnySettings>, TypedError> {
             unreachable!("a page is made without settings")
         }
     }

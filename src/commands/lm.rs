@@ -10,6 +10,7 @@ use flow_inspect::table::plural;
 use flow_model::checkpoint::OpenModel;
 use flow_model::fusion::{Corpus, write_witten_bell};
 use flow_model::tokenizer::Tokenizer;
+use flow_storage::Storage;
 use flow_store::write_atomically;
 use flow_text::language_tag::{is_language, tag_of, untagged, usual_language};
 use flow_transcription::language_prior::LanguageCounts;
@@ -18,16 +19,16 @@ use crate::arguments::{LmBuildArguments, LmCommand};
 use flow_cli::failure::{Exit, Failure};
 use flow_cli::fetch::{local_model, tokenizer_of_file};
 
-pub fn lm(command: &LmCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn lm(storage: &Storage, command: &LmCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
-        LmCommand::Build(arguments) => build(arguments, out),
+        LmCommand::Build(arguments) => build(storage, arguments, out),
     }
 }
 
-fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let tokenizer = tokenizer(arguments)?;
+fn build(storage: &Storage, arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let tokenizer = tokenizer(storage, arguments)?;
     if arguments.languages {
-        return build_counts(arguments, &tokenizer, out);
+        return build_counts(storage, arguments, &tokenizer, out);
     }
     let unknown = tokenizer.unknown_id();
     let mut corpus = Corpus::default();
@@ -44,7 +45,7 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
                 failure.get_or_insert(error);
             }
         };
-        without += read_texts(manifest, &mut add).map_err(Failure::unreadable)?;
+        without += read_texts(storage, manifest, &mut add).map_err(Failure::unreadable)?;
     }
     if let Some(failure) = failure {
         return Err(Failure::unreadable(failure));
@@ -79,7 +80,12 @@ fn build(arguments: &LmBuildArguments, out: &mut dyn Write) -> Result<Exit, Fail
 }
 
 /// Counts the tokens of texts by the language that their rows or tags name.
-fn build_counts(arguments: &LmBuildArguments, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<Exit, Failure> {
+fn build_counts(
+    storage: &Storage,
+    arguments: &LmBuildArguments,
+    tokenizer: &Tokenizer,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     let mut counts = LanguageCounts::new(tokenizer);
     let (mut without, mut without_language) = (0, 0u64);
     for manifest in &arguments.manifests {
@@ -91,7 +97,7 @@ fn build_counts(arguments: &LmBuildArguments, tokenizer: &Tokenizer, out: &mut d
                 None => without_language += 1,
             }
         };
-        without += read_texts(manifest, &mut add).map_err(Failure::unreadable)?;
+        without += read_texts(storage, manifest, &mut add).map_err(Failure::unreadable)?;
     }
     let languages: Vec<String> = counts
         .languages()
@@ -122,14 +128,14 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     Ok(write_atomically(path, bytes)?)
 }
 
-fn tokenizer(arguments: &LmBuildArguments) -> Result<Tokenizer, Failure> {
+fn tokenizer(storage: &Storage, arguments: &LmBuildArguments) -> Result<Tokenizer, Failure> {
     if let Some(path) = &arguments.tokenizer {
         return tokenizer_of_file(path);
     }
     let Some(model) = &arguments.model else {
         return Err(Failure::usage("no tokenizer is named", "give --model or --tokenizer"));
     };
-    let path = local_model(model, true)?;
+    let path = local_model(storage, model, true)?;
     let opened = OpenModel::open(&path).map_err(Failure::unreadable)?;
     let Some(bytes) = &opened.tokenizer else {
         let message = format!("{} holds no tokenizer", path.display());

@@ -3,13 +3,14 @@
 use std::io::Write;
 
 use flow_inspect::sentence::sentence;
+use flow_storage::Storage;
 
 use super::past_run;
 use crate::arguments::LogArguments;
 use flow_cli::failure::{Exit, Failure};
 
-pub fn log(arguments: &LogArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    for (line, logged) in past_run::find(&arguments.look)?.events()? {
+pub fn log(storage: &Storage, arguments: &LogArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    for (line, logged) in past_run::find(storage, &arguments.look)?.events()? {
         if arguments.json {
             writeln!(out, "{line}")?;
         } else {

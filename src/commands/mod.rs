@@ -47,6 +47,7 @@ use flow_kind::registry::Registry;
 use flow_plan::select::Selection;
 use flow_runtime::Options;
 use flow_spec::{Checked, Overrides};
+use flow_storage::Storage;
 
 use crate::arguments::{PipelineArguments, SelectionArguments};
 use crate::bundle;
@@ -104,7 +105,7 @@ fn pipeline_file(named: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-fn options(arguments: &SelectionArguments) -> Options {
+fn options(storage: &Storage, arguments: &SelectionArguments) -> Options {
     Options {
         workers: arguments.workers.map(usize::from),
         selection: Selection {
@@ -114,6 +115,6 @@ fn options(arguments: &SelectionArguments) -> Options {
             force: arguments.force.clone(),
             partitions: arguments.partition.clone(),
         },
-        ..Options::new(&arguments.state.state)
+        ..Options::new(storage, &arguments.state.state)
     }
 }

@@ -9,6 +9,7 @@ use flow_model::checkpoint::{DType, Format, OpenModel, dtype_name};
 use flow_model::config::{AttentionContext, CausalConfig, NormPosition};
 use flow_model::tokenizer::Tokenizer;
 use flow_model::{ModelConfig, Weights, vocabulary};
+use flow_storage::Storage;
 use flow_store::{remove_left, write_atomically};
 use flow_transcription::calibration::Calibration;
 use flow_transcription::recognizer::digest;
@@ -19,16 +20,16 @@ use crate::arguments::{
 use flow_cli::failure::{Exit, Failure};
 use flow_cli::fetch::{local_model, tokenizer_of_file};
 
-pub fn model(command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn model(storage: &Storage, command: &ModelCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
-        ModelCommand::Info(arguments) => info(arguments, out),
-        ModelCommand::Convert(arguments) => convert(arguments, out),
-        ModelCommand::Diff(arguments) => compare(arguments, out),
+        ModelCommand::Info(arguments) => info(storage, arguments, out),
+        ModelCommand::Convert(arguments) => convert(storage, arguments, out),
+        ModelCommand::Diff(arguments) => compare(storage, arguments, out),
     }
 }
 
-fn open(model: &str) -> Result<OpenModel, Failure> {
-    let path = local_model(model, true)?;
+fn open(storage: &Storage, model: &str) -> Result<OpenModel, Failure> {
+    let path = local_model(storage, model, true)?;
     OpenModel::open(&path).map_err(Failure::unreadable)
 }
 
@@ -42,8 +43,8 @@ fn tokenizer(model: &OpenModel) -> Result<Option<Tokenizer>, Failure> {
     read.map_err(|error| Failure::unreadable(format!("{}: {error}", model.path.display())))
 }
 
-fn info(arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let model = open(&arguments.model)?;
+fn info(storage: &Storage, arguments: &ModelInfoArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let model = open(storage, &arguments.model)?;
     let config = configuration(&model)?;
     let tokenizer = tokenizer(&model)?;
     let (in_config, in_weights, in_tokenizer) = model.format.parts();
@@ -226,7 +227,7 @@ fn number_types(model: &OpenModel) -> String {
     parts.join(", ")
 }
 
-fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+fn convert(storage: &Storage, arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let format = match arguments.format {
         Some(ModelFormat::Nemo) => Format::Nemo,
         Some(ModelFormat::Hf) => Format::HuggingFace,
@@ -244,7 +245,7 @@ fn convert(arguments: &ModelConvertArguments, out: &mut dyn Write) -> Result<Exi
     let target = std::fs::canonicalize(&arguments.to).unwrap_or_else(|_| arguments.to.clone());
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let _ = remove_left(folder.unwrap_or(Path::new(".")));
-    let mut model = open(&arguments.from)?;
+    let mut model = open(storage, &arguments.from)?;
     let calibration = calibration_of(&model.path)?;
     // Beside an archive; of a folder, which is not there yet, it is a part.
     let beside = Calibration::path_of(&arguments.to);
@@ -337,11 +338,11 @@ fn format_of(target: &Path) -> Result<Format, Failure> {
     }
 }
 
-fn compare(arguments: &ModelDiffArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+fn compare(storage: &Storage, arguments: &ModelDiffArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     // An unreadable model must not count as a difference.
     let trouble = |failure: Failure| Failure::usage(failure.to_string(), "give two models that can be read");
-    let first = open(&arguments.first).map_err(trouble)?;
-    let second = open(&arguments.second).map_err(trouble)?;
+    let first = open(storage, &arguments.first).map_err(trouble)?;
+    let second = open(storage, &arguments.second).map_err(trouble)?;
     let found = diff(&first, &second).map_err(|error| trouble(Failure::unreadable(error)))?;
     show(&found, out)?;
     Ok(if found.is_empty() { Exit::Done } else { Exit::Failed })

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use flow_inspect::past_run::{PastRun, RunFilter};
 use flow_spec::Overrides;
 use flow_spec::yaml::{self, Value};
+use flow_storage::Storage;
 use flow_store::{Access, Store};
 
 use super::pipeline_file;
@@ -16,29 +17,29 @@ use flow_cli::failure::Failure;
 ///
 /// # Errors
 /// If there is none, or it cannot be read.
-pub fn opened_store(arguments: &StateArguments) -> Result<Store, Failure> {
+pub fn opened_store(storage: &Storage, arguments: &StateArguments) -> Result<Store, Failure> {
     let dir = &arguments.state;
-    if !Store::is_there(dir)? {
+    if !Store::is_there(storage, dir)? {
         return Err(Failure::usage(
             format!("{} is not a state directory of flow", dir.display()),
             "name it with --state, or make one with `flow run`",
         ));
     }
-    Ok(Store::open(dir, Access::Read)?)
+    Ok(Store::open(storage, dir, Access::Read)?)
 }
 
 /// The run that the arguments name.
-pub fn find(arguments: &LookArguments) -> Result<PastRun, Failure> {
-    find_run(arguments, false)
+pub fn find(storage: &Storage, arguments: &LookArguments) -> Result<PastRun, Failure> {
+    find_run(storage, arguments, false)
 }
 
 /// The same; the latest is that of those that came as far as a plan.
-pub fn find_planned(arguments: &LookArguments) -> Result<PastRun, Failure> {
-    find_run(arguments, true)
+pub fn find_planned(storage: &Storage, arguments: &LookArguments) -> Result<PastRun, Failure> {
+    find_run(storage, arguments, true)
 }
 
-fn find_run(arguments: &LookArguments, is_planned: bool) -> Result<PastRun, Failure> {
-    let store = opened_store(&arguments.state)?;
+fn find_run(storage: &Storage, arguments: &LookArguments, is_planned: bool) -> Result<PastRun, Failure> {
+    let store = opened_store(storage, &arguments.state)?;
     let filter = RunFilter {
         is_planned,
         ..filter(arguments)?

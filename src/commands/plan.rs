@@ -13,8 +13,9 @@ use flow_cli::failure::{Exit, Failure};
 
 pub fn plan(arguments: &PlanArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
-    let (plan, refusal) = flow_runtime::run::plan_despite_refusal(&checked, &options(&arguments.selection))
-        .map_err(|error| Failure::run(error, &checked))?;
+    let (plan, refusal) =
+        flow_runtime::run::plan_despite_refusal(&checked, &options(registry.storage(), &arguments.selection))
+            .map_err(|error| Failure::run(error, &checked))?;
     if arguments.json {
         serde_json::to_writer(&mut *out, &plan).map_err(std::io::Error::from)?;
         writeln!(out)?;

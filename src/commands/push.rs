@@ -7,6 +7,7 @@ use std::io::Write;
 use flow_base::escape::escape_line;
 use flow_hub::{Hub, HubError, HubReference, NewFile, Push, RepositoryKind, files_below};
 use flow_inspect::table::{lines, plural};
+use flow_storage::Storage;
 
 use crate::arguments::PushArguments;
 use flow_cli::failure::{Exit, Failure};
@@ -15,7 +16,7 @@ use flow_cli::fetch::tell;
 /// What the hub and `datasets` read about a repository.
 const CARD: &str = "README.md";
 
-pub fn push(arguments: &PushArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn push(storage: &Storage, arguments: &PushArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let to = match &arguments.revision {
         Some(branch) => format!("{}@{branch}", arguments.to),
         None => arguments.to.clone(),
@@ -29,7 +30,7 @@ pub fn push(arguments: &PushArguments, out: &mut dyn Write) -> Result<Exit, Fail
         ));
     }
     if repository.kind == RepositoryKind::Model && !files.iter().any(|file| file.path == CARD) {
-        let card = model_card::of_folder(&arguments.folder, &arguments.state.state, &repository)?;
+        let card = model_card::of_folder(storage, &arguments.folder, &arguments.state.state, &repository)?;
         if arguments.dry_run {
             writeln!(out, "{CARD}, unless the repository has one:\n\n{}", card.trim_end())?;
             writeln!(out)?;

@@ -8,6 +8,7 @@ use flow_inspect::past_run::PastRun;
 use flow_inspect::progress::stage_of;
 use flow_kind::Partition;
 use flow_spec::did_you_mean;
+use flow_storage::Storage;
 use flow_store::{Record, RowValues, RunSnapshots, StageSnapshot};
 
 use super::past_run;
@@ -20,16 +21,19 @@ const ROWS: usize = 5;
 /// By port, by partition.
 type Recorded = BTreeMap<String, BTreeMap<Partition, Vec<RowValues>>>;
 
-pub fn record(arguments: &TestArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = past_run::find(&LookArguments {
-        pipeline: Some(arguments.pipeline.pipeline.clone()),
-        config: arguments.pipeline.config.clone(),
-        set: arguments.pipeline.set.clone(),
-        run: "latest".into(),
-        state: StateArguments {
-            state: arguments.state.clone(),
+pub fn record(storage: &Storage, arguments: &TestArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let run = past_run::find(
+        storage,
+        &LookArguments {
+            pipeline: Some(arguments.pipeline.pipeline.clone()),
+            config: arguments.pipeline.config.clone(),
+            set: arguments.pipeline.set.clone(),
+            run: "latest".into(),
+            state: StateArguments {
+                state: arguments.state.clone(),
+            },
         },
-    })?;
+    )?;
     let snapshots = run.snapshots()?;
     let mut recorded = Recorded::new();
     for wanted in &arguments.record {

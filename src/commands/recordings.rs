@@ -131,11 +131,19 @@ pub fn work(
         return Err(Failure::usage(message, "give --out another name"));
     };
     // Kept until the end, so that the run does not list again. Errors of listing are reported by the run.
-    let listed = names(work, &input, arguments.track);
-    let state = state(arguments, &target)?;
+    let listed = names(registry.storage(), work, &input, arguments.track);
+    let state = state(registry.storage(), arguments, &target)?;
     let mut edited = BTreeSet::new();
     if let Ok(listed) = &listed {
-        edited = standing_files(work, &state.state, listed, &folder, &real, arguments.overwrite)?;
+        edited = standing_files(
+            registry.storage(),
+            work,
+            &state.state,
+            listed,
+            &folder,
+            &real,
+            arguments.overwrite,
+        )?;
     }
     if arguments.overwrite {
         edited.clear();
@@ -176,7 +184,7 @@ pub fn work(
     }
     let listed = listed.map_err(Failure::unreadable)?;
     let mut refused: Vec<Refused> = Vec::new();
-    let run = last_run(work.pipeline, &state)?;
+    let run = last_run(registry.storage(), work.pipeline, &state)?;
     for (stage, done) in &work.stages {
         for (name, why) in refused_by(&run, stage)? {
             // A recording that several stages cannot read is reported once.
@@ -233,7 +241,7 @@ pub fn work(
                 writeln!(out, "==> {} <==", shown(done))?;
             }
             let path = path(&done.recording);
-            let text = read_regular_file(&path)
+            let text = read_regular_file(storage, &path)
                 .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
             out.write_all(&text)?;
         }
@@ -284,8 +292,8 @@ fn shown(listed: &Listed) -> String {
 }
 
 /// The recordings or channels, with the names of their result files.
-fn names(work: &Work, input: &[String], track: Option<u32>) -> Result<Arc<Vec<Listed>>, StageError> {
-    shared_listed(input, work.channels, track)
+fn names(storage: &Storage, work: &Work, input: &[String], track: Option<u32>) -> Result<Arc<Vec<Listed>>, StageError> {
+    shared_listed(storage, input, work.channels, track)
 }
 
 /// File names as the value of a parameter, with references escaped.
@@ -316,12 +324,12 @@ pub fn speakers(arguments: &SpeakersArguments) -> Result<Vec<String>, Failure> {
 }
 
 /// The state directory.
-fn state(arguments: &RecordingsArguments, out: &Location) -> Result<StateArguments, Failure> {
+fn state(storage: &Storage, arguments: &RecordingsArguments, out: &Location) -> Result<StateArguments, Failure> {
     let state = match (&arguments.state, out) {
         (Some(state), _) => state.clone(),
         (None, Location::Local(folder)) => folder.join(".flow"),
         (None, Location::Object(url)) => {
-            let folder = Storage::global().working_folder(url);
+            let folder = storage.working_folder(url);
             let folder = folder.map_err(|error| Failure::usage(error.to_string(), "name a folder with --state"))?;
             folder.join(".flow")
         }
@@ -353,6 +361,7 @@ fn tell_left_out(input: &[String]) -> io::Result<()> {
 /// The files that would be written over but were edited since an earlier run wrote them. Refuses to write over files that no earlier
 /// run wrote: a corpus may have texts beside its recordings.
 fn standing_files(
+    storage: &Storage,
     work: &Work,
     state: &Path,
     listed: &[Listed],
@@ -363,7 +372,7 @@ fn standing_files(
     let mut edited = BTreeSet::new();
     if let Ok(Location::Object(url)) = Location::of_path(real) {
         // Whether an object is there is then known of all.
-        Storage::global().list_and_remember(&url).map_err(Failure::unreadable)?;
+        storage.list_and_remember(&url).map_err(Failure::unreadable)?;
     }
     let stages: BTreeSet<&str> = work.formats.iter().map(|format| format.stage).collect();
     for stage in stages {
@@ -390,7 +399,7 @@ fn standing_files(
             }
             let path = real.join(&file);
             let is_there = match is_url(&path) {
-                true => is_file(&path).map_err(Failure::unreadable)?,
+                true => is_file(storage, &path).map_err(Failure::unreadable)?,
                 false => path.exists(),
             };
             if is_there {
@@ -400,12 +409,12 @@ fn standing_files(
         if standing.is_empty() {
             continue;
         }
-        let (mut changed, damage) = leave_unwritten(stage, state, &mut standing, overwrite)?;
+        let (mut changed, damage) = leave_unwritten(storage, stage, state, &mut standing, overwrite)?;
         // A killed run may have written files that no record names.
         if !standing.is_empty() || !changed.is_empty() {
             let notes = Notes::read(&state.join("scratch").join(stage));
-            standing.retain(|path, _| !notes.hold(path));
-            changed.retain(|path| !notes.hold(path));
+            standing.retain(|path, _| !notes.hold(storage, path));
+            changed.retain(|path| !notes.hold(storage, path));
         }
         edited.append(&mut changed);
         // Objects are not kept.
@@ -437,6 +446,7 @@ fn standing_files(
 /// are searched from the last one back until no file is left: usually the last one has all. With what was damaged and could not
 /// tell, the first of it.
 fn leave_unwritten(
+    storage: &Storage,
     stage: &str,
     state: &Path,
     files: &mut BTreeMap<PathBuf, String>,
@@ -447,7 +457,7 @@ fn leave_unwritten(
     if !state.join("FORMAT").is_file() {
         return Ok((changed, damage));
     }
-    let store = Store::open(state, Access::Read)?;
+    let store = Store::open(storage, state, Access::Read)?;
     let mut records: BTreeMap<Digest, Records> = BTreeMap::new();
     // Runs share most records.
     let mut seen = BTreeSet::new();
@@ -497,7 +507,7 @@ fn leave_unwritten(
                     .chain(real)
                     .find(|path| files.remove(path).is_some());
                 if let Some(path) = path.filter(|path| !overwrite && !is_url(path))
-                    && read_regular_file(&path).is_ok_and(|bytes| Digest::of(&bytes).to_hex() != digest)
+                    && read_regular_file(storage, &path).is_ok_and(|bytes| Digest::of(&bytes).to_hex() != digest)
                 {
                     changed.insert(path);
                 }
@@ -626,14 +636,17 @@ fn run_arguments(
 }
 
 /// The last run of a pipeline in a state directory.
-fn last_run(pipeline: &str, state: &StateArguments) -> Result<PastRun, Failure> {
-    past_run::find_planned(&LookArguments {
-        pipeline: Some(PathBuf::from(pipeline)),
-        config: Vec::new(),
-        set: Vec::new(),
-        run: "latest".to_owned(),
-        state: state.clone(),
-    })
+fn last_run(storage: &Storage, pipeline: &str, state: &StateArguments) -> Result<PastRun, Failure> {
+    past_run::find_planned(
+        storage,
+        &LookArguments {
+            pipeline: Some(PathBuf::from(pipeline)),
+            config: Vec::new(),
+            set: Vec::new(),
+            run: "latest".to_owned(),
+            state: state.clone(),
+        },
+    )
 }
 
 /// The recordings for which a stage wrote files in a run.

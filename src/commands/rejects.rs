@@ -11,14 +11,15 @@ use flow_inspect::progress::stage_of;
 use flow_inspect::table;
 use flow_kind::RejectSet;
 use flow_plan::Plan;
+use flow_storage::Storage;
 use flow_store::write_atomically_with;
 
 use super::past_run;
 use crate::arguments::RejectsArguments;
 use flow_cli::failure::{Exit, Failure};
 
-pub fn rejects(arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = past_run::find_planned(&arguments.look)?;
+pub fn rejects(storage: &Storage, arguments: &RejectsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let run = past_run::find_planned(storage, &arguments.look)?;
     let plan = run.plan()?;
     let stages: Vec<&str> = stage_names(&plan);
     if let Some(stage) = &arguments.stage

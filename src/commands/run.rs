@@ -15,6 +15,7 @@ use flow_processes::{End, Join, JoinMessage, Processes, join};
 use flow_runtime::StandingDecisions;
 use flow_runtime::run::RunError;
 use flow_spec::Checked;
+use flow_storage::Storage;
 use flow_training::ranks::WorkerProcess;
 
 use super::{checked, options};
@@ -86,13 +87,21 @@ pub fn run_once(
             events.send(Event::warning(None, message));
         }
         let report = Report::listen(&events);
-        let outcome = conduct(arguments, &checked, &events, &report, screen, (None, standing), out);
+        let outcome = conduct(
+            arguments,
+            &checked,
+            &events,
+            &report,
+            screen,
+            (registry.storage(), None, standing),
+            out,
+        );
         hook(arguments, &report, &events, &outcome);
         return outcome;
     };
     let processes = come_together(&launch, arguments, &checked, registry, &events)?;
     if processes.process() > 0 {
-        return joined(arguments, &processes, &checked, &events);
+        return joined(registry.storage(), arguments, &processes, &checked, &events);
     }
     end_at_last(&processes);
     let report = Report::listen(&events);
@@ -102,7 +111,7 @@ pub fn run_once(
         &events,
         &report,
         screen,
-        (Some(&processes), standing),
+        (registry.storage(), Some(&processes), standing),
         out,
     );
     let (code, message) = code_and_message(&outcome);
@@ -140,10 +149,10 @@ fn conduct(
     events: &Events,
     report: &Report,
     screen: Screen,
-    (processes, standing): (Option<&Arc<Processes>>, Option<&Arc<StandingDecisions>>),
+    (storage, processes, standing): (&Storage, Option<&Arc<Processes>>, Option<&Arc<StandingDecisions>>),
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    let mut options = options(&arguments.selection);
+    let mut options = options(storage, &arguments.selection);
     options.signals = true;
     options.name.clone_from(&arguments.name);
     options.note.clone_from(&arguments.note);
@@ -154,7 +163,7 @@ fn conduct(
     options.standing = standing.cloned();
     let outcome = flow_runtime::run::run(checked, &options, events);
     let results = screen.close();
-    let written = report.write(&options.state);
+    let written = report.write(storage, &options.state);
     for table in &results.tables {
         writeln!(out, "{table}")?;
     }
@@ -311,6 +320,7 @@ fn come_together(
 /// The main function of a process other than 0: it computes its share of the partitions, and its training ranks work, until
 /// process 0 ends the run.
 fn joined(
+    storage: &Storage,
     arguments: &RunArguments,
     processes: &Arc<Processes>,
     checked: &Arc<Checked>,
@@ -322,7 +332,7 @@ fn joined(
         told.send(Event::note(format!("process {own}: {line}")));
     })
     .map_err(|error| Failure::unreadable(error.to_string()))?;
-    let mut options = options(&arguments.selection);
+    let mut options = options(storage, &arguments.selection);
     options.signals = true;
     let end = flow_runtime::run::follow(processes, checked, &options, || ranks.abort_reason());
     let End { code, message } = end.map_err(|error| Failure::run(error, checked))?;

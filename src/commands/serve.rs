@@ -9,6 +9,7 @@ use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_runtime::run::is_ignored;
 use flow_service::engine::{EngineError, ModelSettings};
 use flow_service::http::{ServeError, ServeSettings, Server, SettingsError, StopHandle};
+use flow_storage::Storage;
 use flow_training::init::not_there;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
@@ -23,7 +24,7 @@ use flow_cli::fetch::{local_model, tell};
 const BUNDLED: &str = "configs/models/small.nemo";
 const BUNDLED_NAME: &str = "small";
 
-pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn serve(storage: &Storage, arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let mut settings = settings(arguments).map_err(wrong_setting)?;
     if settings.engine.models.is_empty() {
         tell("no --model is given: the bundled small model, which is made for trying things out, is used");
@@ -36,8 +37,8 @@ pub fn serve(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exit, Fa
         tell(&format!("warning: {warning}"));
     }
     settings.http.check().map_err(wrong_setting)?;
-    fetch_models(&mut settings.engine.models)?;
-    let server = Server::bind(settings, VERSION, Arc::new(tell)).map_err(serve_failure)?;
+    fetch_models(storage, &mut settings.engine.models)?;
+    let server = Server::bind(storage, settings, VERSION, Arc::new(tell)).map_err(serve_failure)?;
     for warning in server.warnings() {
         tell(&format!("warning: {warning}"));
     }
@@ -107,10 +108,10 @@ fn settings(arguments: &ServeArguments) -> Result<ServeSettings, SettingsError> 
 
 /// Fetches those of the hub and in object storage; also models that are loaded later have to be there, so that errors are
 /// reported at the start and not to a client.
-pub(super) fn fetch_models(models: &mut [ModelSettings]) -> Result<(), Failure> {
+pub(super) fn fetch_models(storage: &Storage, models: &mut [ModelSettings]) -> Result<(), Failure> {
     for model in models {
         if let Some(reference) = model.path.to_str() {
-            model.path = local_model(reference, true)?;
+            model.path = local_model(storage, reference, true)?;
         }
         if !OpenModel::exists(&model.path) {
             let missing = not_there(&model.path.to_string_lossy());
@@ -270,12 +271,12 @@ mod tests {
             ..ServeArguments::default()
         };
         let mut out = Vec::new();
-        let error = serve(&arguments, &mut out).unwrap_err();
+        let error = serve(&Storage::default(), &arguments, &mut out).unwrap_err();
         assert_eq!(error.exit(), Exit::Usage);
         assert!(error.to_string().contains("`engine.max_queue`"), "{error}");
         arguments.max_queue = None;
         arguments.drain_timeout = Some(0.0);
-        let error = serve(&arguments, &mut out).unwrap_err();
+        let error = serve(&Storage::default(), &arguments, &mut out).unwrap_err();
         assert_eq!(error.exit(), Exit::Usage);
         assert!(error.to_string().contains("`http.drain_timeout`"), "{error}");
         assert!(out.is_empty());

@@ -7,15 +7,16 @@ use flow_base::event::{Event, StageFailure};
 use flow_inspect::progress::{RunProgress, stage_of};
 use flow_inspect::sentence::sentence;
 use flow_inspect::table;
+use flow_storage::Storage;
 use flow_store::Store;
 
 use super::past_run;
 use crate::arguments::LookArguments;
 use flow_cli::failure::{Exit, Failure};
 
-pub fn status(arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let run = past_run::find(arguments)?;
-    let holder = Store::holder(&arguments.state.state);
+pub fn status(storage: &Storage, arguments: &LookArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let run = past_run::find(storage, arguments)?;
+    let holder = Store::holder(storage, &arguments.state.state);
     let mut ended = None;
     let mut progress = RunProgress::default();
     // Stages and failures in the event of the run's end.

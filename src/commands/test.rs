@@ -6,6 +6,7 @@ use flow_inspect::table::{self, plural};
 use flow_kind::registry::Registry;
 use flow_runtime::pipeline_test::{PreparedTest, TestOutcome, prepare};
 use flow_spec::{Diagnostics, TestCase};
+use flow_storage::Storage;
 
 use super::{overrides, pipeline_file, record};
 use crate::arguments::TestArguments;
@@ -13,7 +14,7 @@ use flow_cli::failure::{Exit, Failure};
 
 pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     if !arguments.record.is_empty() {
-        return record::record(arguments, out);
+        return record::record(registry.storage(), arguments, out);
     }
     let path = pipeline_file(&arguments.pipeline.pipeline)?;
     let tests = flow_spec::load_tests(&path, registry)?;
@@ -39,7 +40,7 @@ pub fn test(arguments: &TestArguments, registry: &Registry, out: &mut dyn Write)
     Diagnostics::unless_empty(found, ())?;
     let mut failed = 0;
     for test in &ready {
-        let is_ok = run(test, out)?;
+        let is_ok = run(registry.storage(), test, out)?;
         failed += u64::from(!is_ok);
         out.flush()?;
     }
@@ -66,12 +67,12 @@ fn choose<'t>(arguments: &TestArguments, tests: &'t [TestCase]) -> Result<Vec<&'
 }
 
 /// Runs a test and prints its result; true if it passed.
-fn run(test: &PreparedTest, out: &mut dyn Write) -> Result<bool, Failure> {
+fn run(storage: &Storage, test: &PreparedTest, out: &mut dyn Write) -> Result<bool, Failure> {
     let folder = tempfile::Builder::new()
         .prefix("flow-test-")
         .tempdir()
         .map_err(|error| Failure::unreadable(format!("cannot make a temporary folder: {error}")))?;
-    match test.run(&folder.path().join("state"), true) {
+    match test.run(storage, &folder.path().join("state"), true) {
         Ok(outcome) if outcome.failures.is_empty() => {
             writeln!(out, "ok      {}: {}", test.name, counts(&outcome))?;
             Ok(true)

@@ -65,7 +65,7 @@ const RTTM: WrittenFormat = WrittenFormat {
 
 pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mut dyn Write) -> Result<Exit, Failure> {
     if arguments.stream {
-        return transcribe_stream(arguments, out);
+        return transcribe_stream(registry.storage(), arguments, out);
     }
     let speaks = !matches!(arguments.recordings.progress, Progress::None | Progress::Json);
     let formats = transcript_formats(&arguments.format, arguments.diarize)?;
@@ -159,7 +159,7 @@ pub fn transcribe(arguments: &TranscribeArguments, registry: &Registry, out: &mu
     }
     match &arguments.decoding.model {
         Some(model) => {
-            let path = local_model(model, speaks)?;
+            let path = local_model(registry.storage(), model, speaks)?;
             check_decoder(decoder, &path)?;
             set.push(format!("model={}", json(&[path.to_string_lossy().into_owned()])[0]));
         }

@@ -11,6 +11,7 @@ use flow_kernels::device::DeviceChoice;
 use flow_model::Weights;
 use flow_model::decoding::DecodingOptions;
 use flow_model::heads::HeadKind;
+use flow_storage::Storage;
 use flow_transcription::Word;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::language_prior::parse_languages;
@@ -30,7 +31,11 @@ const BLOCK: usize = 1_024;
 /// Bytes within which the data of a WAV file begin.
 const MOST_HEADER: usize = 1 << 20;
 
-pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn transcribe_stream(
+    storage: &Storage,
+    arguments: &TranscribeArguments,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     let as_json = check(arguments)?;
     let [delay, boost_weight] = parameters(&arguments.recordings.set)?;
     let Some(model) = &arguments.decoding.model else {
@@ -47,7 +52,7 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
         .map_err(|error| Failure::usage(format!("--device: {error}"), "cpu, cuda or cuda:1"))?;
     let device = device.open(0).map_err(Failure::unreadable)?;
     let (weights, precision) = (Weights::default().into(), arguments.decoding.precision.into());
-    let recognizer = Recognizer::load_in(&local_model(model, speaks)?, weights, precision, &device);
+    let recognizer = Recognizer::load_in(&local_model(storage, model, speaks)?, weights, precision, &device);
     let options = DecodingOptions {
         head: arguments.decoding.decoder.map(|decoder| match decoder {
             Decoder::Transducer => HeadKind::Transducer,
@@ -99,7 +104,7 @@ pub fn transcribe_stream(arguments: &TranscribeArguments, out: &mut dyn Write) -
     };
     match &arguments.recordings.input[0] {
         input if input == "-" => hear_bytes(&mut io::stdin().lock(), &mut hearing)?,
-        input => hear_file(Path::new(input), arguments.recordings.track, &mut hearing)?,
+        input => hear_file(storage, Path::new(input), arguments.recordings.track, &mut hearing)?,
     }
     hearing.hear(&[], true)?;
     hearing.to.end()?;
@@ -202,10 +207,10 @@ impl Hearing<'_> {
 }
 
 /// A file of any format, block by block.
-fn hear_file(path: &Path, track: Option<u32>, hearing: &mut Hearing) -> Result<(), Failure> {
+fn hear_file(storage: &Storage, path: &Path, track: Option<u32>, hearing: &mut Hearing) -> Result<(), Failure> {
     let shown = path.display();
     let of_audio = |error: &dyn std::fmt::Display| Failure::unreadable(format!("{shown}: {error}"));
-    let recording = StreamedRecording::new(PathBuf::from(path), Channels::Mix).with_track(track);
+    let recording = StreamedRecording::new(storage, PathBuf::from(path), Channels::Mix).with_track(track);
     let mut failure = None;
     let extent = recording.first_pass(MAX_DURATION, OnDamage::Keep, &mut |block| {
         failure = hearing.hear(block, false).err();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use flow_runtime::run::is_ignored;
 use flow_service::http::{ServeSettings, Service};
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 use flow_store::Store;
 use flow_ui::{Settings, server, site};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -20,7 +20,7 @@ use flow_cli::fetch::tell;
 
 const USUAL_PORT: u16 = 8001;
 
-pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn ui(storage: &Storage, arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     if let Some(folder) = arguments.recordings.iter().find(|folder| !folder.is_dir()) {
         return Err(Failure::usage(
             format!("--recordings {}: there is no such folder", folder.display()),
@@ -36,7 +36,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         }
     }
     let state = &arguments.state.state;
-    if (is_url(state) || state.exists()) && !Store::is_there(state)? {
+    if (is_url(state) || state.exists()) && !Store::is_there(storage, state)? {
         return Err(Failure::usage(
             format!("{} is not a state directory of flow", state.display()),
             "name it with --state",
@@ -49,6 +49,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         file.unwrap_or_else(|| "corrections.parquet".into())
     });
     let settings = Settings {
+        storage: storage.clone(),
         state: state.clone(),
         files: arguments.files.clone(),
         shards: arguments.shards.clone(),
@@ -56,7 +57,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
         recordings: arguments.recordings.clone(),
         corrections,
     };
-    let service = service(arguments, address)?;
+    let service = service(storage, arguments, address)?;
     let (router, url) = site(settings, address, service.as_ref())?;
     let stop = stop_on_signals()?;
     writeln!(out, "open {url}")?;
@@ -66,7 +67,7 @@ pub fn ui(arguments: &UiArguments, out: &mut dyn Write) -> Result<Exit, Failure>
 }
 
 /// What transcribes on the page of transcripts, where a model is given.
-fn service(arguments: &UiArguments, address: SocketAddr) -> Result<Option<Service>, Failure> {
+fn service(storage: &Storage, arguments: &UiArguments, address: SocketAddr) -> Result<Option<Service>, Failure> {
     if arguments.model.is_empty() {
         return Ok(None);
     }
@@ -75,8 +76,8 @@ fn service(arguments: &UiArguments, address: SocketAddr) -> Result<Option<Servic
     settings.engine.diarization = arguments.diarize;
     let checked = settings.engine.check();
     checked.map_err(|error| serve_failure(error.into()))?;
-    fetch_models(&mut settings.engine.models)?;
-    let service = Service::new(settings, address, VERSION, Arc::new(tell));
+    fetch_models(storage, &mut settings.engine.models)?;
+    let service = Service::new(storage, settings, address, VERSION, Arc::new(tell));
     service.map(Some).map_err(serve_failure)
 }
 

@@ -67,7 +67,7 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
         if let Some(keep) = arguments.keep.filter(|keep| uncollected >= *keep) {
             uncollected = 0;
             // What stays for now is removed another time.
-            let said = gc::collected(&arguments.selection.state.state, keep, false);
+            let said = gc::collected(registry.storage(), &arguments.selection.state.state, keep, false);
             let said = said.unwrap_or_else(|failure| failure.render(screen::style()));
             if arguments.progress != Progress::None {
                 say(said.trim_end());
@@ -86,7 +86,7 @@ pub fn watch(arguments: &RunArguments, registry: &Registry, out: &mut dyn Write)
 /// A training goes on from its checkpoints, and refuses other data than it began with.
 fn refuse_training(arguments: &RunArguments, registry: &Registry) -> Result<(), Failure> {
     let checked = checked(&arguments.pipeline, registry)?;
-    let selected = flow_runtime::run::selected(&checked, &options(&arguments.selection))
+    let selected = flow_runtime::run::selected(&checked, &options(registry.storage(), &arguments.selection))
         .map_err(|error| Failure::run(error, &checked))?;
     let mut stages = checked.stages.iter().zip(selected);
     let Some((stage, _)) = stages.find(|(stage, is_selected)| *is_selected && stage.shape.role == Role::Log) else {
@@ -166,7 +166,7 @@ impl Watch<'_> {
 
     fn list(&self) -> Result<Listed, Failure> {
         let checked = checked(&self.arguments.pipeline, self.registry)?;
-        let listed = flow_runtime::run::listing(&checked, &options(&self.arguments.selection))
+        let listed = flow_runtime::run::listing(&checked, &options(self.registry.storage(), &self.arguments.selection))
             .map_err(|error| Failure::run(error, &checked))?;
         let (folders, mut files): (Vec<PathBuf>, Vec<PathBuf>) =
             listed.paths.into_iter().partition(|path| path.is_dir());

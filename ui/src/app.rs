@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use flow_storage::Storage;
 use flow_store::Store;
 use tokio::sync::Semaphore;
 
@@ -22,6 +23,7 @@ const AT_ONCE: usize = 3;
 /// The inputs of the interface.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
+    pub storage: Storage,
     pub state: PathBuf,
     /// Parquet files and files of JSON lines.
     pub files: Vec<PathBuf>,

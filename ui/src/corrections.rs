@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<RecordBatch>, PageError> {
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let file = ForeignParquet::open(path).map_err(|error| unreadable(&error))?;
+    let file = ForeignParquet::open_local(path).map_err(|error| unreadable(&error))?;
     let metadata = file.metadata().map_err(|error| unreadable(&error))?;
     let wanted = schema();
     let (fields, wanted_fields) = (metadata.schema().fields().iter(), wanted.fields().iter());

@@ -41,7 +41,7 @@ const MAX_REPORT: u64 = 256 << 20;
 pub async fn list(State(app): State<Shared>) -> Response {
     answer(&app, |app| {
         let store = store(app)?;
-        let holder = Store::holder(&app.settings.state);
+        let holder = Store::holder(&app.settings.storage, &app.settings.state);
         let mut ids = store.runs()?;
         ids.reverse();
         let left_out = ids.len().saturating_sub(SHOWN);
@@ -157,7 +157,7 @@ fn live(app: &App, id: &str) -> Result<(Markup, bool), PageError> {
     let run = follower.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = store(app)?.run_folder(id)?;
     let frozen = Frozen::read(&folder.join("spec.yaml"));
-    let is_held = Store::holder(&app.settings.state).is_some_and(|holder| holder.run == id);
+    let is_held = Store::holder(&app.settings.storage, &app.settings.state).is_some_and(|holder| holder.run == id);
     let stage = |name: &str| run.progress.stages.iter().find(|stage| stage.name == name);
     let drawn = dag::drawing(&frozen.nodes, |node| {
         let at = stage(&node.name);
@@ -363,7 +363,7 @@ pub async fn report(State(app): State<Shared>, InAddress(id): InAddress<String>)
         if file.metadata().map_err(|_| absent())?.len() > MAX_REPORT {
             return Err(PageError::new(StatusCode::PAYLOAD_TOO_LARGE, "the report is too large to be shown here"));
         }
-        let text = flow_kind::read_regular_file(&file).map_err(|_| absent())?;
+        let text = flow_kind::read_local_file(&file).map_err(|_| absent())?;
         let policy = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; frame-ancestors 'none'";
         Ok((
             [(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, policy)],

@@ -17,6 +17,7 @@ use flow_audio::decode::{SAMPLE_RATE, decode};
 use flow_audio::recording_reader::{Channels, Progress};
 use flow_audio::wire_audio::wav_header;
 use flow_audio::{AudioError, RecordingReader};
+use flow_storage::Storage;
 
 use super::app::{App, Shared, answer};
 use super::page_error::PageError;
@@ -126,7 +127,7 @@ impl Place {
     }
 
     /// The samples: 16 kHz, mono, in [-1, 1].
-    pub fn samples(&self) -> Result<Vec<f32>, String> {
+    pub fn samples(&self, storage: &Storage) -> Result<Vec<f32>, String> {
         let (path, range, member, start, duration) = match self {
             Place::Bytes(bytes) => return decode(bytes, MAX_SECONDS).map_err(|error| error.to_string()),
             Place::Stored {
@@ -149,7 +150,7 @@ impl Place {
             AudioError::Read { .. } => error.to_string(),
             other => format!("{}: {other}", path.display()),
         };
-        let mut reader = RecordingReader::open(path, range, Channels::Mix).map_err(failed)?;
+        let mut reader = RecordingReader::open(storage, path, range, Channels::Mix).map_err(failed)?;
         let (mut samples, mut passed) = (Vec::new(), 0);
         loop {
             let progress = reader.read(&mut samples).map_err(failed)?;
@@ -213,7 +214,7 @@ fn clip(app: &App, pairs: &[(String, String)]) -> Result<Arc<Vec<f32>>, PageErro
     drop(clips);
     let (_, table, row) = row_of(app, pairs)?;
     let place = Place::of_row(&row, &table);
-    let samples = place.and_then(|place| place.samples());
+    let samples = place.and_then(|place| place.samples(&app.settings.storage));
     let samples = samples.map_err(|why| PageError::new(StatusCode::UNPROCESSABLE_ENTITY, why))?;
     let samples = Arc::new(samples);
     // Results of a running run may change, and so may files.

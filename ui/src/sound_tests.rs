@@ -47,7 +47,11 @@ fn sounds_are_found_in_files_tars_and_rows() {
     std::fs::write(folder.path().join("s.tar"), tar.into_inner().unwrap()).unwrap();
     let path = folder.path().join("a.wav").display().to_string();
     let (below, manifest) = (table(Some(folder.path()), None), table(None, Some(folder.path())));
-    let heard = |row: RecordBatch, table: &Table| Place::of_row(&row, table).unwrap().samples();
+    let heard = |row: RecordBatch, table: &Table| {
+        Place::of_row(&row, table)
+            .unwrap()
+            .samples(&flow_storage::Storage::default())
+    };
     let whole = heard(row(&[("audio_path", text(&path))]), &below).unwrap();
     assert_eq!(whole.len(), 32_000);
     let part = heard(

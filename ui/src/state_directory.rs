@@ -22,7 +22,7 @@ pub fn store(app: &App) -> Result<Store, PageError> {
         return Ok(store.clone());
     }
     // Opened once, since opening reads the digests of all source files.
-    let store = Store::open(&app.settings.state, Access::Read)?;
+    let store = Store::open(&app.settings.storage, &app.settings.state, Access::Read)?;
     *known = Some((store.clone(), Instant::now()));
     Ok(store)
 }

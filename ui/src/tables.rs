@@ -51,7 +51,7 @@ pub fn open(app: &App, table: &TableRef) -> Result<Table, PageError> {
 }
 
 fn is_over(app: &App, run: &str) -> bool {
-    flow_store::Store::holder(&app.settings.state).is_none_or(|holder| holder.run != run)
+    flow_store::Store::holder(&app.settings.storage, &app.settings.state).is_none_or(|holder| holder.run != run)
 }
 
 /// The run of this name.

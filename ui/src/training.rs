@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use flow_evaluation::chart::{self, Points};
 use flow_evaluation::page::percent;
 use flow_inspect::frozen::Frozen;
+use flow_storage::Storage;
 use maud::{Markup, html};
 use serde_json::Value;
 
@@ -51,11 +52,11 @@ struct Training {
 }
 
 /// The trainings of a pipeline: stage, and file of figures.
-fn of_pipeline(frozen: &Frozen) -> Vec<(String, PathBuf)> {
+fn of_pipeline(storage: &Storage, frozen: &Frozen) -> Vec<(String, PathBuf)> {
     let with_file = |stage: &str| {
         let name = format!("{stage}.checkpoints");
         let (_, folder) = frozen.settings.iter().find(|(known, _)| *known == name)?;
-        let folder = flow_training::checkpoint::bucket::local_folder(folder).ok()?;
+        let folder = flow_training::checkpoint::bucket::local_folder(storage, folder).ok()?;
         Some((stage.to_owned(), folder.join("metrics.jsonl")))
     };
     frozen.stages_of(KIND).filter_map(with_file).collect()
@@ -68,7 +69,7 @@ fn trainings(app: &App) -> Result<Vec<Training>, PageError> {
     let mut found: Vec<Training> = Vec::new();
     for run in runs.into_iter().take(RUNS) {
         let frozen = Frozen::read(&store.run_folder(&run)?.join("spec.yaml"));
-        for (stage, file) in of_pipeline(&frozen) {
+        for (stage, file) in of_pipeline(&app.settings.storage, &frozen) {
             let hard_rows = frozen.stages_of(RANK).next().map(|stage| hardest_first(&run, stage));
             // Runs that continued the same training share the file.
             if file.is_file() && !found.iter().any(|known| known.file == file) {
@@ -269,6 +270,7 @@ pub async fn follow(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flow_storage::Storage;
 
     #[test]
     fn a_training_is_the_stage_that_trains_and_no_other_with_its_folder() {
@@ -276,7 +278,7 @@ mod tests {
         let spec = folder.path().join("spec.yaml");
         let text = "stages:\n  pieces: {uses: tokenizer.read, with: {checkpoints: /c}}\n  load: {uses: sampling.load, with: {checkpoints: /c}}\n  train: {uses: training.train, with: {checkpoints: /c}}\n  more/train: {uses: training.train, with: {checkpoints: /d}}\n";
         std::fs::write(&spec, text).unwrap();
-        let found = of_pipeline(&Frozen::read(&spec));
+        let found = of_pipeline(&Storage::default(), &Frozen::read(&spec));
         let expected = [("train", "/c/metrics.jsonl"), ("more/train", "/d/metrics.jsonl")];
         assert_eq!(
             found,

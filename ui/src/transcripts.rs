@@ -14,6 +14,7 @@ use flow_audio::decode::read_range;
 use flow_audio::recording_reader::Channels;
 use flow_inspect::table::{duration, plural};
 use flow_service::page::{CAPTURE, TRANSCRIBE_SCRIPT, TRANSCRIPT, TRANSCRIPT_SCRIPT};
+use flow_storage::Storage;
 use flow_transcription::Transcript;
 use maud::{Markup, PreEscaped, html};
 
@@ -90,7 +91,7 @@ fn read(path: &Path, max_bytes: u64) -> Result<Transcript, PageError> {
     if size > max_bytes {
         return Err(unreadable("it is too large".into()));
     }
-    let bytes = flow_kind::read_regular_file(path).map_err(|error| unreadable(error.to_string()))?;
+    let bytes = flow_kind::read_local_file(path).map_err(|error| unreadable(error.to_string()))?;
     let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
     Transcript::from_json(&text).map_err(|error| unreadable(error.to_string()))
 }
@@ -108,7 +109,7 @@ fn named(app: &App, pairs: &[(String, String)]) -> Result<(String, PathBuf, Tran
 }
 
 /// The recording of a transcript: below one of `folders`, at its original path, or beside the transcript.
-fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Result<PathBuf, String> {
+fn recording(storage: &Storage, path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Result<PathBuf, String> {
     let source = PathBuf::from(&transcript.metadata.source_file);
     let stays_below = source
         .components()
@@ -123,7 +124,8 @@ fn recording(path: &Path, transcript: &Transcript, folders: &[PathBuf]) -> Resul
         .find(|path| path.is_file())
         .ok_or_else(|| format!("{} does not exist; --recordings names its folder", source.display()))?;
     // Other files that a transcript may name are not served.
-    RecordingReader::open(&found, None, Channels::Mix).map_err(|error| format!("{}: {error}", found.display()))?;
+    RecordingReader::open(storage, &found, None, Channels::Mix)
+        .map_err(|error| format!("{}: {error}", found.display()))?;
     Ok(found)
 }
 
@@ -215,7 +217,7 @@ fn language(transcript: &Transcript) -> Option<&str> {
 pub async fn show(State(app): State<Shared>, Query(pairs): Query<Pairs>) -> Response {
     answer(&app, move |app| {
         let (name, path, transcript) = named(app, &pairs)?;
-        let recording = recording(&path, &transcript, &app.settings.recordings);
+        let recording = recording(&app.settings.storage, &path, &transcript, &app.settings.recordings);
         let source = transcript.metadata.source_file.clone();
         let renamed = renamed(app, &source)?;
         let at = |path: &str| address(path, [("name", name.as_str())]);
@@ -288,7 +290,8 @@ fn shown<'n>(speaker: &'n str, renamed: &'n BTreeMap<String, String>) -> &'n str
 pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, headers: HeaderMap) -> Response {
     answer(&app, move |app| {
         let (_, path, transcript) = named(app, &pairs)?;
-        let path = recording(&path, &transcript, &app.settings.recordings).map_err(PageError::unreadable)?;
+        let path = recording(&app.settings.storage, &path, &transcript, &app.settings.recordings)
+            .map_err(PageError::unreadable)?;
         let length = usize::try_from(path.metadata()?.len()).unwrap_or(usize::MAX);
         let kind = (CONTENT_TYPE, kind_of(&path).to_owned());
         let accepts = (ACCEPT_RANGES, "bytes".to_owned());
@@ -300,11 +303,16 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
             }
             None => {
                 let whole = (CONTENT_LENGTH, length.to_string());
-                return Ok(([kind, accepts, whole], in_parts(path, length as u64)).into_response());
+                return Ok((
+                    [kind, accepts, whole],
+                    in_parts(app.settings.storage.clone(), path, length as u64),
+                )
+                    .into_response());
             }
         };
         let last = last.min(first.saturating_add(PART - 1));
-        let bytes = read_range(&path, first as u64, (last - first + 1) as u64).map_err(PageError::unreadable)?;
+        let bytes = read_range(&app.settings.storage, &path, first as u64, (last - first + 1) as u64)
+            .map_err(PageError::unreadable)?;
         let range = (CONTENT_RANGE, format!("bytes {first}-{last}/{length}"));
         Ok((StatusCode::PARTIAL_CONTENT, [kind, accepts, range], bytes).into_response())
     })
@@ -312,20 +320,20 @@ pub async fn sound(State(app): State<Shared>, Query(pairs): Query<Pairs>, header
 }
 
 /// Streams a file, since a recording may be larger than the memory.
-fn in_parts(path: PathBuf, length: u64) -> Body {
-    let parts = futures::stream::unfold((path, 0u64), move |(path, first)| async move {
+fn in_parts(storage: Storage, path: PathBuf, length: u64) -> Body {
+    let parts = futures::stream::unfold((storage, path, 0u64), move |(storage, path, first)| async move {
         if first >= length {
             return None;
         }
         let end = length.min(first.saturating_add(PART as u64));
         let read = tokio::task::spawn_blocking(move || {
-            let part = read_range(&path, first, end - first).map_err(std::io::Error::other);
-            (path, part)
+            let part = read_range(&storage, &path, first, end - first).map_err(std::io::Error::other);
+            (storage, path, part)
         });
-        let (path, part) = read.await.ok()?;
+        let (storage, path, part) = read.await.ok()?;
         // The stream ends after an error.
         let next = if part.is_ok() { end } else { length };
-        Some((part, (path, next)))
+        Some((part, (storage, path, next)))
     });
     Body::from_stream(parts)
 }
@@ -418,11 +426,11 @@ mod tests {
         };
         std::fs::write(folder.path().join("secret.txt"), "secret").unwrap();
         std::fs::write(folder.path().join("a.wav"), super::super::sound::wav(&[0.25; 16_000])).unwrap();
-        assert!(recording(&path, &transcript("/gone/secret.txt"), &[]).is_err());
-        assert!(recording(&path, &transcript(""), &[]).is_err());
+        assert!(recording(&Storage::default(), &path, &transcript("/gone/secret.txt"), &[]).is_err());
+        assert!(recording(&Storage::default(), &path, &transcript(""), &[]).is_err());
         // Moved with its transcript.
         assert_eq!(
-            recording(&path, &transcript("/gone/a.wav"), &[]),
+            recording(&Storage::default(), &path, &transcript("/gone/a.wav"), &[]),
             Ok(folder.path().join("a.wav"))
         );
         // Below a folder of recordings, and no way out of it.
@@ -431,10 +439,10 @@ mod tests {
         std::fs::rename(folder.path().join("a.wav"), talks.join("day1/a.wav")).unwrap();
         let folders = [folder.path().join("other"), talks.clone()];
         assert_eq!(
-            recording(&path, &transcript("day1/a.wav"), &folders),
+            recording(&Storage::default(), &path, &transcript("day1/a.wav"), &folders),
             Ok(talks.join("day1/a.wav"))
         );
-        let why = recording(&path, &transcript("../talks/day1/a.wav"), &folders).unwrap_err();
+        let why = recording(&Storage::default(), &path, &transcript("../talks/day1/a.wav"), &folders).unwrap_err();
         assert!(why.contains("--recordings"), "{why}");
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use flow_base::escape::escape_line;
-use flow_kind::open_regular_file;
+use flow_kind::{Storage, open_regular_file};
 use flow_model::tokenizer::Tokenizer;
 use flow_training::TrainingError;
 
@@ -21,13 +21,13 @@ fn tell_to(screen: &mut dyn Write, line: &str) {
 }
 
 /// The path of a model, which is fetched first if it is one of the hub or in object storage. `speaks`: with progress of the download.
-pub fn local_model(model: &str, speaks: bool) -> Result<PathBuf, Failure> {
+pub fn local_model(storage: &Storage, model: &str, speaks: bool) -> Result<PathBuf, Failure> {
     let mut progress = |line: &str| {
         if speaks {
             tell(line);
         }
     };
-    flow_training::init::local_model(model, &mut progress).map_err(|error| match error {
+    flow_training::init::local_model(storage, model, &mut progress).map_err(|error| match error {
         TrainingError::Hub { message, help } => Failure::Unreadable {
             message,
             help: Some(help).filter(|help| !help.is_empty()),
@@ -48,8 +48,11 @@ mod tests {
 
     #[test]
     fn a_model_that_is_no_reference_is_a_path() {
-        assert_eq!(local_model("models/a.nemo", false).unwrap(), Path::new("models/a.nemo"));
-        assert!(local_model("hf://only-one-part", false).is_err());
+        assert_eq!(
+            local_model(&Storage::default(), "models/a.nemo", false).unwrap(),
+            Path::new("models/a.nemo")
+        );
+        assert!(local_model(&Storage::default(), "hf://only-one-part", false).is_err());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 use flow_store::Store;
 use flow_training::memory::gigabytes;
 
@@ -21,10 +21,10 @@ const SLOW_FLUSH: Duration = Duration::from_millis(100);
 const FLUSHES: usize = 5;
 
 /// The state directory, or, where it is not there yet, the folder that it would be made in.
-pub fn state_directory(state: &Path) -> Check {
+pub fn state_directory(storage: &Storage, state: &Path) -> Check {
     let name = "state directory";
     if is_url(state) {
-        return state_in_object_storage(state);
+        return state_in_object_storage(storage, state);
     }
     let standing = standing(state);
     let shown = match standing == state {
@@ -57,18 +57,19 @@ pub fn state_directory(state: &Path) -> Check {
 }
 
 /// A state directory in object storage: whether it can be reached. That it takes writes with conditions, a run finds out.
-fn state_in_object_storage(state: &Path) -> Check {
+fn state_in_object_storage(storage: &Storage, state: &Path) -> Check {
     let name = "state directory";
-    let copy = match Store::is_there(state).and_then(|is_there| Ok((is_there, Store::folder_of(state)?))) {
-        Ok(found) => found,
-        Err(error) => {
-            let help = "see docs/storage.md for what it needs, or name a folder with --state";
-            return Check::fail(name, error.to_string(), help);
-        }
-    };
+    let copy =
+        match Store::is_there(storage, state).and_then(|is_there| Ok((is_there, Store::folder_of(storage, state)?))) {
+            Ok(found) => found,
+            Err(error) => {
+                let help = "see docs/storage.md for what it needs, or name a folder with --state";
+                return Check::fail(name, error.to_string(), help);
+            }
+        };
     let (is_there, copy) = copy;
     let shown = if is_there { "" } else { " (not there yet)" };
-    let check = state_directory(&copy);
+    let check = state_directory(storage, &copy);
     Check {
         found: format!("{}{shown}, with a copy in {}", state.display(), check.found),
         ..check
@@ -143,6 +144,7 @@ fn room(folder: &Path) -> std::io::Result<u64> {
 mod tests {
     use super::super::State;
     use super::*;
+    use flow_storage::Storage;
 
     #[test]
     fn folders_are_measured_and_left_as_they_were() {
@@ -150,7 +152,7 @@ mod tests {
         let (room, flush) = room_and_speed(folder.path()).unwrap();
         assert!(room > 0 && flush > Duration::ZERO);
         let new = folder.path().join("not/there");
-        let check = state_directory(&new);
+        let check = state_directory(&Storage::default(), &new);
         assert!(check.found.contains("(not there yet)"), "{}", check.found);
         assert!(!new.exists());
         assert!(!temporary_directory(folder.path()).found.contains("cannot write"));
@@ -167,6 +169,6 @@ mod tests {
         // A file stands where the state directory should be.
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(state_directory(&file).state, State::Fail);
+        assert_eq!(state_directory(&Storage::default(), &file).state, State::Fail);
     }
 }

@@ -15,6 +15,7 @@ use flow_base::escape::escape_line;
 use flow_cli::arguments::StateArguments;
 use flow_cli::failure::{Exit, Failure};
 use flow_kernels::device::DeviceChoice;
+use flow_storage::Storage;
 use serde::Serialize;
 
 use self::check::{Check, State};
@@ -51,13 +52,18 @@ struct Report<'a> {
 ///
 /// # Errors
 /// If `out` cannot be written.
-pub fn doctor(arguments: &DoctorArguments, version: &str, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn doctor(
+    storage: &Storage,
+    arguments: &DoctorArguments,
+    version: &str,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     let mut checks = vec![
         machine::cores(),
         machine::memory(),
         machine::vectors(),
         machine::open_files(),
-        disk::state_directory(&arguments.state.state),
+        disk::state_directory(storage, &arguments.state.state),
         disk::temporary_directory(&std::env::temp_dir()),
         machine::espeak(),
         gpu::driver(arguments.device),

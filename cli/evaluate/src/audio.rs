@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use flow_audio::listing;
+use flow_kind::Storage;
 use flow_speakers::stages::recording_name;
 
 use flow_cli::failure::Failure;
 
 /// The recordings of a folder by the names that RTTM gives them. A name that several files have is an error if it is one of
 /// `wanted`.
-pub fn recordings(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, PathBuf>, Failure> {
+pub fn recordings(storage: &Storage, folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, PathBuf>, Failure> {
     let help = "--audio names the folder of the recordings";
     let Some(name) = folder.to_str() else {
         return Err(Failure::usage(format!("{} is not UTF-8", folder.display()), help));
@@ -18,7 +19,8 @@ pub fn recordings(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, Pat
     if !folder.is_dir() {
         return Err(Failure::usage(format!("{name} is not a folder"), help));
     }
-    let found = listing::recordings(&[name.to_owned()]).map_err(|error| Failure::usage(error.to_string(), help))?;
+    let found =
+        listing::recordings(storage, &[name.to_owned()]).map_err(|error| Failure::usage(error.to_string(), help))?;
     let mut recordings: BTreeMap<String, PathBuf> = BTreeMap::new();
     for recording in found {
         let name = recording_name(&recording.file);
@@ -95,7 +97,7 @@ mod tests {
         for file in ["in/my talk #1.flac", "in/b.wav", "in/old/c:ä.mp3"] {
             fs::write(root.join(file), b"x").unwrap();
         }
-        let found = recordings(&root.join("in"), &["my_talk_#1", "c:ä", "gone"]).unwrap();
+        let found = recordings(&Storage::default(), &root.join("in"), &["my_talk_#1", "c:ä", "gone"]).unwrap();
         assert_eq!(found.keys().collect::<Vec<_>>(), ["c:ä", "my_talk_#1"]);
         let address = |folder: &str, name: &str| address(&root.join(folder), &found[name]).unwrap();
         assert_eq!(address("out/pages", "my_talk_#1"), "../../in/my%20talk%20%231.flac");
@@ -103,10 +105,12 @@ mod tests {
         assert_eq!(address("in", "c:ä"), "old/c%3A%C3%A4.mp3");
 
         fs::write(root.join("in/old/b.flac"), b"x").unwrap();
-        assert!(recordings(&root.join("in"), &["c:ä"]).is_ok());
-        let error = recordings(&root.join("in"), &["b"]).unwrap_err().to_string();
+        assert!(recordings(&Storage::default(), &root.join("in"), &["c:ä"]).is_ok());
+        let error = recordings(&Storage::default(), &root.join("in"), &["b"])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("b.flac") && error.contains("b.wav"), "{error}");
-        assert!(recordings(&root.join("gone"), &["b"]).is_err());
-        assert!(recordings(&root.join("out"), &["b"]).is_err());
+        assert!(recordings(&Storage::default(), &root.join("gone"), &["b"]).is_err());
+        assert!(recordings(&Storage::default(), &root.join("out"), &["b"]).is_err());
     }
 }

@@ -8,6 +8,7 @@ use flow_cli::arguments::DecodingArguments;
 use flow_evaluation::wer::EditCounts;
 use flow_evaluation::word_groups::{NameFigures, WordMeasure, WordTally};
 use flow_inspect::table::{count, lines};
+use flow_kind::Storage;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
 use serde_json::{Value, json};
@@ -78,6 +79,7 @@ impl Weighed {
 }
 
 pub fn boosting(
+    storage: &Storage,
     arguments: &EvaluateBoostingArguments,
     transcribe: &dyn Fn(&BoostedTranscription<'_>) -> Result<Exit, Failure>,
     out: &mut dyn Write,
@@ -91,7 +93,7 @@ pub fn boosting(
     }
     let normalizer = normalizer(&arguments.normalization)?;
     let measure = WordMeasure {
-        names: read(&arguments.boost, phrases)?,
+        names: read(storage, &arguments.boost, phrases)?,
         ..WordMeasure::default()
     };
     let folder = TempDir::new()?;
@@ -119,7 +121,7 @@ pub fn boosting(
         let mut tally = WordTally::new(&measure, &normalizer);
         let files = files_below(&[transcripts], &["json"], TRANSCRIBE)?;
         for file in &files {
-            add(&mut tally, file)?;
+            add(storage, &mut tally, file)?;
         }
         all.push(Weighed {
             weight,
@@ -183,8 +185,8 @@ fn phrases(text: &str) -> Result<Vec<String>, &'static str> {
 }
 
 /// Adds the errors of a transcript of a row.
-fn add(tally: &mut WordTally<'_>, path: &Path) -> Result<(), Failure> {
-    let transcript = read(path, Transcript::from_json)?;
+fn add(storage: &Storage, tally: &mut WordTally<'_>, path: &Path) -> Result<(), Failure> {
+    let transcript = read(storage, path, Transcript::from_json)?;
     let row = transcript.metadata.row.as_ref();
     let of_row = |key: &str| row.and_then(|row| row.get(key)).and_then(|value| value.as_str());
     let Some(said) = of_row("text") else {

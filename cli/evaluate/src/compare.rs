@@ -9,6 +9,7 @@ use flow_evaluation::bootstrap::{Clusters, Difference, Intervals, RATES, Ratio, 
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, UtteranceScore, score_with};
 use flow_inspect::table::{count, lines, plural};
+use flow_kind::Storage;
 use flow_text::language_tag::split_tag;
 use serde_json::{Value, json};
 
@@ -28,10 +29,10 @@ const NAMES: [(&str, &str); RATES] = [
 ];
 const LANGUAGE: &str = "language";
 
-pub fn compare(arguments: &EvaluateCompareArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn compare(storage: &Storage, arguments: &EvaluateCompareArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let normalizer = normalizer(&arguments.normalization)?;
     let columns = columns(&arguments.by, &arguments.draw);
-    let read = |path: &Path| Form::read(path, arguments.ids, &columns);
+    let read = |path: &Path| Form::read(storage, path, arguments.ids, &columns);
     let reference = arguments.reference.as_deref().map(read).transpose()?;
     // The utterances, and the names of those that the reference does not have.
     let side = |path: &Path| -> Result<(Vec<Pair>, Vec<String>), Failure> {
@@ -395,7 +396,7 @@ mod tests {
         let matches = command.try_get_matches_from(given).map_err(|error| error.to_string())?;
         let arguments = EvaluateCompareArguments::from_arg_matches(&matches).map_err(|error| error.to_string())?;
         let mut out = Vec::new();
-        compare(&arguments, &mut out).map_err(|error| error.to_string())?;
+        compare(&Storage::default(), &arguments, &mut out).map_err(|error| error.to_string())?;
         let place = format!("{}/", folder.path().display());
         Ok(String::from_utf8(out).unwrap().replace(&place, ""))
     }

@@ -8,6 +8,7 @@ use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
 use flow_inspect::table::plural;
+use flow_kind::Storage;
 use flow_store::write_atomically;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
@@ -23,12 +24,16 @@ use flow_cli::files::files_below;
 /// Confidences of words with whether these are right.
 type Scored = Vec<(f64, bool)>;
 
-pub fn confidence(arguments: &EvaluateConfidenceArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn confidence(
+    storage: &Storage,
+    arguments: &EvaluateConfidenceArguments,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     let normalizer = normalizer(&arguments.normalization)?;
     let mut recordings: Vec<Scored> = Vec::new();
     let mut digest: Option<String> = None;
     for path in files_below(&arguments.transcripts, &["json"], TRANSCRIBE)? {
-        let transcript = read(&path, Transcript::from_json)?;
+        let transcript = read(storage, &path, Transcript::from_json)?;
         let found = scored(&path, &transcript, &normalizer)?;
         let other = &transcript.metadata.model_digest;
         if digest.as_ref().is_some_and(|digest| digest != other) {
@@ -213,7 +218,7 @@ mod tests {
 
     fn run(arguments: &EvaluateConfidenceArguments) -> Result<Value, Failure> {
         let mut out = Vec::new();
-        confidence(arguments, &mut out)?;
+        confidence(&Storage::default(), arguments, &mut out)?;
         Ok(serde_json::from_slice(&out).unwrap())
     }
 

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use flow_base::escape::escape_line;
 use flow_inspect::table::{count, lines, plural};
+use flow_kind::Storage;
 use flow_speakers::error_rate::{Errors, Scoring, errors};
 use flow_speakers::rttm::read_uem;
 use serde_json::{Value, json};
@@ -20,7 +21,11 @@ use flow_cli::failure::{Exit, Failure};
 /// The parts of recordings that are scored, by their names.
 pub type Uem = BTreeMap<String, Vec<(f64, f64)>>;
 
-pub fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn diarization(
+    storage: &Storage,
+    arguments: &EvaluateDiarizationArguments,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     if !(arguments.collar >= 0.0 && arguments.collar.is_finite()) {
         let message = format!("--collar is {}", arguments.collar);
         return Err(Failure::usage(message, "give a number of seconds, 0 or more"));
@@ -35,9 +40,13 @@ pub fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write
         let inputs = arguments.reference.iter().chain(&arguments.hypothesis);
         check_page(page, inputs.chain(&arguments.uem))?;
     }
-    let reference = Side::read(&arguments.reference)?;
-    let hypothesis = Side::read(&arguments.hypothesis)?;
-    let uem = arguments.uem.as_deref().map(|path| read(path, read_uem)).transpose()?;
+    let reference = Side::read(storage, &arguments.reference)?;
+    let hypothesis = Side::read(storage, &arguments.hypothesis)?;
+    let uem = arguments
+        .uem
+        .as_deref()
+        .map(|path| read(storage, path, read_uem))
+        .transpose()?;
     let scoring = Scoring {
         collar: arguments.collar,
         skip_overlap: arguments.skip_overlap,
@@ -90,7 +99,7 @@ pub fn diarization(arguments: &EvaluateDiarizationArguments, out: &mut dyn Write
             uem: uem.as_ref(),
             scoring: &scoring,
         };
-        write_page(path, arguments.audio.as_deref(), &data)?;
+        write_page(storage, path, arguments.audio.as_deref(), &data)?;
     }
     if arguments.json {
         let mut document = all.figures();

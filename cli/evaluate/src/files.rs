@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use flow_evaluation::speaker_transcripts::{read_seglst, read_stm};
 use flow_evaluation::utterance::{Utterance, turns};
-use flow_kind::open_regular_file_or_open_pipe;
+use flow_kind::{Storage, open_regular_file_or_open_pipe};
 use flow_speakers::rttm::read_rttm;
 use flow_speakers::stages::recording_name;
 use flow_speakers::turns::Turn;
@@ -33,11 +33,11 @@ pub struct Side {
 
 impl Side {
     /// Reads files, each in its own format. A recording may be in one of them only.
-    pub fn read(paths: &[PathBuf]) -> Result<Self, Failure> {
+    pub fn read(storage: &Storage, paths: &[PathBuf]) -> Result<Self, Failure> {
         let mut side = Side::default();
         let mut files: BTreeMap<String, &Path> = BTreeMap::new();
         for path in paths {
-            let (named, utterances) = match read(path, |text| parse(path, text))? {
+            let (named, utterances) = match read(storage, path, |text| parse(path, text))? {
                 Content::Turns(recordings) => (recordings, None),
                 Content::Utterances(recordings) => {
                     let turns = recordings.iter().map(|(name, said)| (name.clone(), turns(said)));
@@ -91,7 +91,11 @@ enum Content {
 }
 
 /// Reads a file, skipping a byte-order mark. Errors name the file.
-pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, Failure> {
+pub fn read<T, E: Display>(
+    storage: &Storage,
+    path: &Path,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, Failure> {
     let wrong = |error: &dyn Display| {
         Failure::usage(
             format!("{}: {error}", path.display()),
@@ -99,7 +103,7 @@ pub fn read<T, E: Display>(path: &Path, parse: impl FnOnce(&str) -> Result<T, E>
         )
     };
     let mut bytes = Vec::new();
-    let read = open_regular_file_or_open_pipe(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    let read = open_regular_file_or_open_pipe(storage, path).and_then(|mut file| file.read_to_end(&mut bytes));
     read.map_err(|error| wrong(&error))?;
     let text = String::from_utf8(bytes).map_err(|error| wrong(&error))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
@@ -216,7 +220,7 @@ mod tests {
         let pipe = folder.path().join("a.rttm");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
         assert!(made.success());
-        let failure = read(&pipe, |_| Ok::<_, String>(())).unwrap_err();
+        let failure = read(&Storage::default(), &pipe, |_| Ok::<_, String>(())).unwrap_err();
         assert!(
             failure.to_string().contains("it is a pipe, not a regular file"),
             "{failure}"
@@ -262,7 +266,7 @@ mod tests {
             ),
             ("d.json", &json),
         ]);
-        let side = Side::read(&paths).unwrap();
+        let side = Side::read(&Storage::default(), &paths).unwrap();
         assert_eq!(side.turns.keys().collect::<Vec<_>>(), ["a", "b", "c", "my_talk"]);
         assert_eq!(side.words("a"), None);
         assert_eq!(side.words("b").unwrap()[0].text, "one two");
@@ -276,7 +280,10 @@ mod tests {
         assert_eq!(said, [("A", "well yes", 0.0, 1.5), (UNKNOWN, "no", 2.0, 2.5)]);
         // Others have words, so nothing was said in one that is missing; without words nothing is known of it.
         assert_eq!(side.words("gone"), Some(&[][..]));
-        assert_eq!(Side::read(&paths[..1]).unwrap().words("gone"), None);
+        assert_eq!(
+            Side::read(&Storage::default(), &paths[..1]).unwrap().words("gone"),
+            None
+        );
         assert_eq!(side.shown("a")[0].text, "");
         assert!(side.shown("gone").is_empty());
     }
@@ -291,7 +298,7 @@ mod tests {
             ("x.txt", json.as_str(), "my_talk"),
         ] {
             let (_folder, paths) = written(&[(name, &format!("\u{feff}{text}"))]);
-            let side = Side::read(&paths).unwrap();
+            let side = Side::read(&Storage::default(), &paths).unwrap();
             assert_eq!(side.turns.keys().collect::<Vec<_>>(), [recording], "{name}");
         }
     }
@@ -310,10 +317,15 @@ mod tests {
             ("x.txt", "a 1 x 0 1 one", "x.txt: no SPEAKER line of RTTM"),
         ] {
             let (_folder, paths) = written(&[(name, text)]);
-            let error = Side::read(&paths).unwrap_err().to_string();
+            let error = Side::read(&Storage::default(), &paths).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
         let (_folder, paths) = written(&[("x.stm", "a 1 x 0 1 one"), ("y.stm", "a 1 x 0 1 one")]);
-        assert!(Side::read(&paths).unwrap_err().to_string().contains("a is in "));
+        assert!(
+            Side::read(&Storage::default(), &paths)
+                .unwrap_err()
+                .to_string()
+                .contains("a is in ")
+        );
     }
 }

@@ -17,6 +17,7 @@ mod words;
 use std::io::Write;
 
 use flow_cli::failure::{Exit, Failure};
+use flow_kind::Storage;
 
 pub use arguments::{
     CompareFormat, DrawArguments, EvaluateBoostingArguments, EvaluateCommand, EvaluateCompareArguments,
@@ -30,16 +31,17 @@ pub use boosting::BoostedTranscription;
 /// # Errors
 /// If an option is wrong, or a file cannot be read or written.
 pub fn evaluate(
+    storage: &Storage,
     command: &EvaluateCommand,
     transcribe: &dyn Fn(&BoostedTranscription<'_>) -> Result<Exit, Failure>,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     match command {
-        EvaluateCommand::Diarization(arguments) => diarization::diarization(arguments, out),
-        EvaluateCommand::Texts(arguments) => texts::texts(arguments, out),
-        EvaluateCommand::Compare(arguments) => compare::compare(arguments, out),
-        EvaluateCommand::Confidence(arguments) => confidence::confidence(arguments, out),
-        EvaluateCommand::Boosting(arguments) => boosting::boosting(arguments, transcribe, out),
-        EvaluateCommand::Times(arguments) => times::times(arguments, out),
+        EvaluateCommand::Diarization(arguments) => diarization::diarization(storage, arguments, out),
+        EvaluateCommand::Texts(arguments) => texts::texts(storage, arguments, out),
+        EvaluateCommand::Compare(arguments) => compare::compare(storage, arguments, out),
+        EvaluateCommand::Confidence(arguments) => confidence::confidence(storage, arguments, out),
+        EvaluateCommand::Boosting(arguments) => boosting::boosting(storage, arguments, transcribe, out),
+        EvaluateCommand::Times(arguments) => times::times(storage, arguments, out),
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use flow_base::escape::escape_line;
 use flow_evaluation::timeline::RecordingTimeline;
 use flow_evaluation::timeline_page::{TIMELINES, TimelinePage, page};
+use flow_kind::Storage;
 use flow_speakers::error_rate::Scoring;
 use flow_speakers::error_stretches::error_stretches;
 use flow_store::write_atomically;
@@ -28,13 +29,15 @@ pub struct PageData<'a> {
 }
 
 /// Writes the page. Recordings that are missing in the folder of `audio` are reported on standard error.
-pub fn write_page(path: &Path, audio: Option<&Path>, data: &PageData) -> Result<(), Failure> {
+pub fn write_page(storage: &Storage, path: &Path, audio: Option<&Path>, data: &PageData) -> Result<(), Failure> {
     let names: Vec<&str> = data.recordings.iter().map(|(name, _)| *name).collect();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     fs::create_dir_all(folder)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", folder.display())))?;
-    let found = audio.map(|audio| audio::recordings(audio, &names)).transpose()?;
+    let found = audio
+        .map(|audio| audio::recordings(storage, audio, &names))
+        .transpose()?;
     if let (Some(audio), Some(found)) = (audio, &found) {
         let missing: Vec<&str> = names
             .iter()

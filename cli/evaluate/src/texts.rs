@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use flow_base::escape::escape_line;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore, score_with};
 use flow_inspect::table::{count, lines};
+use flow_kind::Storage;
 use flow_text::language_tag::tag_of;
 use flow_text::language_tag::usual_language;
 use serde_json::{Value, json};
@@ -23,14 +24,14 @@ use flow_cli::failure::{Exit, Failure};
 /// Names that a line lists.
 const NAMED: usize = 5;
 
-pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn texts(storage: &Storage, arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     if arguments.draw.cluster.is_some() && arguments.resamples == 0 {
         let help = "add --resamples 10000, or leave it out";
         return Err(Failure::usage("--cluster needs --resamples", help));
     }
     let normalizer = normalizer(&arguments.normalization)?;
     let columns = columns(&arguments.by, &arguments.draw);
-    let form = |path| Form::read(path, arguments.ids, &columns);
+    let form = |path| Form::read(storage, path, arguments.ids, &columns);
     let reference = form(&arguments.reference)?;
     let hypothesis = arguments.hypothesis.as_deref().map(form).transpose()?;
     let paired = paired(reference, hypothesis)?;
@@ -41,7 +42,7 @@ pub fn texts(arguments: &EvaluateTextsArguments, out: &mut dyn Write) -> Result<
     )?;
     warn("the reference does not name", "which is not scored", &paired.left_out)?;
     check_columns(&columns, &paired.pairs)?;
-    let measure = measures::word_measure(arguments, &normalizer)?;
+    let measure = measures::word_measure(storage, arguments, &normalizer)?;
     let mut measures = Measures::new(&arguments.by, &measure, &normalizer);
     let mut scores = Scores::default();
     let mut scored: Vec<(&Pair, UtteranceScore)> = Vec::with_capacity(paired.pairs.len());

@@ -9,6 +9,7 @@ use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
 use flow_inspect::table::{count, lines};
+use flow_kind::Storage;
 use flow_speakers::stages::recording_name;
 use flow_store::write_atomically;
 use flow_text::language_tag::usual_language;
@@ -38,13 +39,13 @@ struct TimedWord {
 /// Words in order of their beginnings, by recording.
 type Words = BTreeMap<String, Vec<TimedWord>>;
 
-pub fn times(arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub fn times(storage: &Storage, arguments: &EvaluateTimesArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     if let Some(page) = &arguments.page {
         check_page(page, [&arguments.reference, &arguments.hypothesis])?;
     }
     let normalizer = normalizer(&arguments.normalization)?;
-    let reference = timed_words(&arguments.reference, &normalizer)?;
-    let hypothesis = timed_words(&arguments.hypothesis, &normalizer)?;
+    let reference = timed_words(storage, &arguments.reference, &normalizer)?;
+    let hypothesis = timed_words(storage, &arguments.hypothesis, &normalizer)?;
     let (mut said, mut not_said) = (0, 0);
     let mut differences: [Vec<f64>; 2] = Default::default();
     let mut recordings = Vec::new();
@@ -169,10 +170,10 @@ fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
 }
 
 /// The words of files, or of those in folders and below them.
-fn timed_words(path: &Path, normalizer: &Normalizer) -> Result<Words, Failure> {
+fn timed_words(storage: &Storage, path: &Path, normalizer: &Normalizer) -> Result<Words, Failure> {
     let mut all = Words::new();
     for path in files_below(&[path.to_owned()], ENDINGS, TRANSCRIBE)? {
-        let found = read(&path, |text| of_file(&path, text, normalizer))?;
+        let found = read(storage, &path, |text| of_file(&path, text, normalizer))?;
         for (recording, words) in found {
             if all.insert(recording.clone(), words).is_some() {
                 let message = format!("{recording} is in {} and in a file before it", path.display());
@@ -246,7 +247,7 @@ mod tests {
             page: Some(folder.path().join("times.html")),
         };
         let mut out = Vec::new();
-        times(&arguments, &mut out)?;
+        times(&Storage::default(), &arguments, &mut out)?;
         let page = fs::read_to_string(arguments.page.unwrap()).unwrap();
         let figures: Value = serde_json::from_slice(&out).unwrap();
         let median = figures["beginnings"]["median"].as_f64().unwrap();
@@ -309,7 +310,7 @@ mod tests {
         fs::write(folder.path().join(".flow/index.json"), r#"{"version": 2}"#).unwrap();
         fs::write(folder.path().join("talk.ctm"), CTM).unwrap();
         let normalizer = normalizer(&NormalizationArguments::default()).unwrap();
-        let found = timed_words(folder.path(), &normalizer).unwrap();
+        let found = timed_words(&Storage::default(), folder.path(), &normalizer).unwrap();
         assert_eq!(found.keys().collect::<Vec<_>>(), ["other", "talk"]);
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use flow_inspect::table;
 use flow_kernels::device::DeviceChoice;
-use flow_kind::{available_memory, open_regular_file};
+use flow_kind::{Storage, available_memory, open_regular_file};
 use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::decoding_memory::{batch_bytes, weight_bytes};
 use flow_model::encoder::cached::stream_bytes;
@@ -61,7 +61,7 @@ pub fn refuse_options(given: &DecodingMemoryArguments) -> Result<(), Failure> {
     refuse(&options, "decoding with a model", help)
 }
 
-pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, Failure> {
+pub fn write(storage: &Storage, out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, Failure> {
     let pipeline = &arguments.pipeline;
     let options = [
         ("--config", !pipeline.config.is_empty()),
@@ -76,7 +76,7 @@ pub fn write(out: &mut dyn Write, arguments: &MemoryArguments) -> Result<Exit, F
     let help = "a model, such as a .nemo archive, is looked at for decoding; name a pipeline's file for its training";
     refuse(&options, "the training of a pipeline", help)?;
     let named = pipeline.pipeline.to_string_lossy();
-    let path = local_model(&named, true)?;
+    let path = local_model(storage, &named, true)?;
     let batch_seconds = arguments.decoding.batch_seconds.unwrap_or(BATCH_SECONDS);
     let max_window = arguments.decoding.max_window.unwrap_or(MAX_WINDOW);
     for (name, value, most) in [

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use flow_cli::arguments::PipelineArguments;
 use flow_cli::failure::{Exit, Failure};
-use flow_kind::Kind;
 use flow_kind::available_memory;
+use flow_kind::{Kind, Storage};
 use flow_spec::{Checked, yaml};
 use flow_training::init::{configuration, is_remote};
 use flow_training::memory::{
@@ -34,12 +34,13 @@ const HUB_VOCABULARY: usize = 8192;
 /// # Errors
 /// If an option, the pipeline or the model is wrong, or `out` cannot be written.
 pub fn memory(
+    storage: &Storage,
     arguments: &MemoryArguments,
     checked: &dyn Fn(&PipelineArguments) -> Result<Arc<Checked>, Failure>,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     if decoding::is_model(&arguments.pipeline.pipeline) {
-        return decoding::write(out, arguments);
+        return decoding::write(storage, out, arguments);
     }
     decoding::refuse_options(&arguments.decoding)?;
     let checked = checked(&arguments.pipeline)?;
@@ -65,9 +66,9 @@ pub fn memory(
             settings.tokenizer.clear();
             settings.model.tokenizer.clear();
         });
-        configuration(&sizes, Some(vocabulary)).map_err(wrong)?
+        configuration(storage, &sizes, Some(vocabulary)).map_err(wrong)?
     } else {
-        configuration(&settings, arguments.vocabulary).map_err(wrong)?
+        configuration(storage, &settings, arguments.vocabulary).map_err(wrong)?
     };
     let assumed = DataAssumptions {
         longest: arguments.longest.unwrap_or(settings.max_duration),

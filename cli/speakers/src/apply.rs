@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use flow_base::escape::escape_line;
 use flow_cli::failure::{Exit, Failure};
 use flow_inspect::table::plural;
-use flow_kind::read_regular_file;
+use flow_kind::read_local_file;
 use flow_speakers::voices::{Diarization, SpeakerKey, VoiceStore, Voices};
 use flow_store::write_atomically;
 use serde_json::{Map, Value, json};
@@ -125,7 +125,7 @@ fn write_new(store: &Path, path: &Path, bytes: &[u8], inputs: &BTreeSet<&str>, o
         if real.to_str().is_some_and(|real| inputs.contains(real)) {
             return Err("it is one of the files that are read: name another folder with --out".to_owned());
         }
-        let before = read_regular_file(path).map_err(|error| format!("cannot be replaced: {error}"))?;
+        let before = read_local_file(path).map_err(|error| format!("cannot be replaced: {error}"))?;
         if before == bytes {
             return Ok(());
         }

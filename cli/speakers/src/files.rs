@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use flow_base::escape::escape_line;
 use flow_cli::failure::{Exit, Failure};
 use flow_cli::files::files_below;
-use flow_kind::{Digest, read_regular_file};
+use flow_kind::{Digest, read_local_file};
 use flow_speakers::voices::{Diarization, Voices};
 
 const HELP: &str = "make them with `flow diarize RECORDINGS --format json --out FOLDER`";
@@ -101,7 +101,7 @@ pub fn is_below(path: &Path) -> bool {
 }
 
 pub fn read(path: &Path) -> Result<Content, String> {
-    let bytes = read_regular_file(path).map_err(|error| format!("cannot be read: {error}"))?;
+    let bytes = read_local_file(path).map_err(|error| format!("cannot be read: {error}"))?;
     let digest = Digest::of(&bytes).to_hex();
     Ok(Content { bytes, digest })
 }

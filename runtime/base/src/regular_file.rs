@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use flow_storage::{InputFile, Location};
+use flow_storage::{InputFile, Location, Storage};
 
 /// Opens a file of this machine to be read.
 ///
@@ -32,10 +32,10 @@ pub fn open_regular_file(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// If it cannot be opened, or is not a regular file.
-pub fn open_input_file(path: &Path) -> io::Result<InputFile> {
+pub fn open_input_file(storage: &Storage, path: &Path) -> io::Result<InputFile> {
     match Location::of_path(path)? {
         Location::Local(path) => open_regular_file(&path).map(InputFile::Local),
-        Location::Object(url) => InputFile::open_object(&url),
+        Location::Object(url) => InputFile::open_object(storage, &url),
     }
 }
 
@@ -44,11 +44,11 @@ pub fn open_input_file(path: &Path) -> io::Result<InputFile> {
 ///
 /// # Errors
 /// If it cannot be opened, or is neither.
-pub fn open_regular_file_or_open_pipe(path: &Path) -> io::Result<InputFile> {
+pub fn open_regular_file_or_open_pipe(storage: &Storage, path: &Path) -> io::Result<InputFile> {
     if is_open_pipe(path) {
         return File::open(path).map(InputFile::Local);
     }
-    open_input_file(path)
+    open_input_file(storage, path)
 }
 
 /// Whether a path is that of an unnamed pipe which this process has open already, such as `/dev/fd/63` of a shell's
@@ -64,13 +64,23 @@ pub fn is_open_pipe(path: &Path) -> bool {
     target.is_some_and(|target| target.as_os_str().as_bytes().starts_with(b"pipe:["))
 }
 
+/// All bytes of a file of this machine.
+///
+/// # Errors
+/// If it cannot be read, or is not a regular file.
+pub fn read_local_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular_file(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// All bytes of a file, on this machine or in object storage.
 ///
 /// # Errors
 /// If it cannot be read, or is not a regular file.
-pub fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
+pub fn read_regular_file(storage: &Storage, path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open_input_file(path)?.read_to_end(&mut bytes)?;
+    open_input_file(storage, path)?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -85,7 +95,7 @@ mod tests {
         std::fs::write(path("file"), "text").unwrap();
         std::os::unix::fs::symlink("file", path("link")).unwrap();
         for name in ["file", "link"] {
-            assert_eq!(read_regular_file(&path(name)).unwrap(), b"text");
+            assert_eq!(read_regular_file(&Storage::default(), &path(name)).unwrap(), b"text");
         }
         let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
         assert!(made.success());
@@ -98,9 +108,9 @@ mod tests {
         ] {
             assert_eq!(open_regular_file(&path).unwrap_err().to_string(), said);
         }
-        let named = open_regular_file_or_open_pipe(&path("pipe")).unwrap_err();
+        let named = open_regular_file_or_open_pipe(&Storage::default(), &path("pipe")).unwrap_err();
         assert_eq!(named.to_string(), "it is a pipe, not a regular file");
-        let error = read_regular_file(&path("none")).unwrap_err();
+        let error = read_regular_file(&Storage::default(), &path("none")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
@@ -114,7 +124,7 @@ mod tests {
         drop(writer);
         let path = format!("/dev/fd/{}", reader.as_raw_fd());
         let mut text = String::new();
-        let mut file = open_regular_file_or_open_pipe(Path::new(&path)).unwrap();
+        let mut file = open_regular_file_or_open_pipe(&Storage::default(), Path::new(&path)).unwrap();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "text");
         // Opening a named pipe again blocks until there is a writer, which may be gone.
@@ -129,7 +139,7 @@ mod tests {
         );
         let held = File::options().read(true).write(true).open(&named).unwrap();
         let path = format!("/dev/fd/{}", held.as_raw_fd());
-        let error = open_regular_file_or_open_pipe(Path::new(&path)).unwrap_err();
+        let error = open_regular_file_or_open_pipe(&Storage::default(), Path::new(&path)).unwrap_err();
         assert_eq!(error.to_string(), "it is a pipe, not a regular file");
     }
 }

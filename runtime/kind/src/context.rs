@@ -10,6 +10,7 @@ use crate::local_copy::local_copy;
 use flow_base::error::StageError;
 use flow_base::event::{Event, Events};
 use flow_processes::Processes;
+use flow_storage::Storage;
 use flow_store::{Artifact, RejectSet};
 
 /// What people call a run.
@@ -37,6 +38,8 @@ pub struct Context {
     pub threads: usize,
     /// A folder of this stage below the state directory, for files that may be deleted at any time.
     pub scratch: PathBuf,
+    /// Object storage, which all stages of the run share.
+    pub storage: Storage,
     pub events: Events,
     pub cancel: Cancel,
     pub stop: StopAsked,
@@ -96,7 +99,7 @@ impl Context {
     /// # Errors
     /// Those of [`local_copy`], naming `setting`, and if the run ends.
     pub fn local_copy(&self, setting: &str, path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<PathBuf, StageError> {
-        let copied = local_copy(path, wanted, &mut |line| {
+        let copied = local_copy(&self.storage, path, wanted, &mut |line| {
             self.report(serde_json::json!({ "line": line }));
             !self.cancel.is_set()
         });

@@ -21,6 +21,7 @@ use flow_base::error::StageError;
 use flow_base::partition::Partition;
 use flow_base::reject::RejectClass;
 use flow_base::url_use::UrlUse;
+use flow_storage::Storage;
 use flow_store::{Artifact, ExportSet, FileRange};
 
 /// A stage kind. Implemented by a unit struct; registered with [`crate::registry::kind`].
@@ -45,6 +46,10 @@ pub trait Kind: Send + Sync + 'static {
     /// can call it. `inputs` fit what the kind declares.
     fn shape(settings: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError>;
 
+    /// Gives settings the object storage for files that [`Kind::shape`] and [`Kind::identity`] look into, such as the head
+    /// of a table. Called once, when they were parsed. Bodies use that of their [`Context`].
+    fn set_storage(_settings: &mut Self::Settings, _storage: &Storage) {}
+
     /// Makes one body for one worker.
     fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError>;
 
@@ -64,7 +69,7 @@ pub trait Kind: Send + Sync + 'static {
     /// Checks whether the stage can run with these settings: for example that the program was built for the device that
     /// they name, or that the stage's existing log allows them. Called when a run begins, before any stage runs, for
     /// the stages that will run; `flow check` and `flow plan` do not call it.
-    fn ready(_settings: &Self::Settings) -> Result<(), StageError> {
+    fn ready(_settings: &Self::Settings, _storage: &Storage) -> Result<(), StageError> {
         Ok(())
     }
 
@@ -83,6 +88,7 @@ pub trait Kind: Send + Sync + 'static {
     /// missing or changed, with the reason; they run again. Called when a run is planned; changes nothing.
     fn missing_outputs(
         _settings: &Self::Settings,
+        _storage: &Storage,
         _committed: &Artifact,
         _threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {

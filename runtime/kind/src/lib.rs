@@ -16,6 +16,7 @@ pub use flow_base::{
     suggest, yaml,
 };
 pub use flow_processes as processes;
+pub use flow_storage::Storage;
 pub use flow_store as store;
 
 pub use available_memory::available_memory;
@@ -26,7 +27,7 @@ pub use error::StageError;
 pub use flow_base::random_bytes::random_hex;
 pub use flow_base::read_once::ReadOnce;
 pub use flow_base::regular_file::{
-    open_input_file, open_regular_file, open_regular_file_or_open_pipe, read_regular_file,
+    open_input_file, open_regular_file, open_regular_file_or_open_pipe, read_local_file, read_regular_file,
 };
 pub use flow_base::shared::Shared;
 pub use flow_base::unlinked_file::unlinked_file;

@@ -13,12 +13,13 @@ use flow_store::{StoreError, path_in_set};
 /// # Errors
 /// If the URL names nothing, or it cannot be copied.
 pub fn local_copy(
+    storage: &Storage,
     path: &Path,
     wanted: &dyn Fn(&str) -> bool,
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Option<PathBuf>, StoreError> {
-    match Location::of_path(&path_in_set(path)?)? {
+    match Location::of_path(&path_in_set(storage, path)?)? {
         Location::Local(path) => Ok(Some(path)),
-        Location::Object(url) => Ok(Storage::global().keep(&url, wanted, progress)?),
+        Location::Object(url) => Ok(storage.keep(&url, wanted, progress)?),
     }
 }

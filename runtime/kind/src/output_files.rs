@@ -77,6 +77,7 @@ pub fn shape<F>(formats: &[F], out: &Path) -> Result<Shape, StageError> {
 /// # Errors
 /// When a path is not UTF-8, or a file or a folder above it cannot be written.
 pub fn write(
+    storage: &Storage,
     kept: &BTreeSet<PathBuf>,
     files: &[OutputFile],
     out: &Path,
@@ -112,7 +113,7 @@ pub fn write(
                 }
                 None
             }
-            Location::Object(url) => write_object(Storage::global(), url, &file.bytes)?,
+            Location::Object(url) => write_object(storage, url, &file.bytes)?,
         });
     }
     let rows = UInt32Array::from_iter_values((0..).take(files.len()));
@@ -174,7 +175,7 @@ impl Notes {
     }
 
     /// Whether the notes hold this path, spelled as it was noted, with the digest of the bytes that the file has now.
-    pub fn hold(&self, path: &Path) -> bool {
+    pub fn hold(&self, storage: &Storage, path: &Path) -> bool {
         let known = self.0.range((path.to_owned(), String::new())..);
         let known: Vec<&str> = known
             .take_while(|(noted, _)| noted == path)
@@ -183,7 +184,7 @@ impl Notes {
         if known.is_empty() {
             return false;
         }
-        read_regular_file(path).is_ok_and(|bytes| known.contains(&Digest::of(&bytes).to_hex().as_str()))
+        read_regular_file(storage, path).is_ok_and(|bytes| known.contains(&Digest::of(&bytes).to_hex().as_str()))
     }
 }
 
@@ -204,12 +205,13 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), StageError> {
 /// # Errors
 /// When the rows cannot be read, or object storage cannot be listed.
 pub fn missing(
+    storage: &Storage,
     kept: &BTreeSet<PathBuf>,
     committed: &Artifact,
     out: &Path,
     threads: usize,
 ) -> Result<BTreeMap<Partition, String>, StageError> {
-    let objects = Objects::of(out)?;
+    let objects = Objects::of(storage, out)?;
     let columns: &[&str] = match objects {
         Some(_) => &["path", "bytes", "etag"],
         None => &["path", "digest"],
@@ -235,13 +237,14 @@ pub fn missing(
 /// # Errors
 /// When the rows cannot be read, or object storage cannot be listed.
 pub fn missing_by_size(
+    storage: &Storage,
     committed: &Artifact,
     columns: [&str; 2],
     out: &Path,
     below: &Path,
     threads: usize,
 ) -> Result<BTreeMap<Partition, String>, StageError> {
-    let objects = Objects::of(out)?;
+    let objects = Objects::of(storage, out)?;
     with_faults(committed, &columns, threads, |batches| {
         let (mut first, mut count) = (None, 0u64);
         for batch in batches {
@@ -306,11 +309,11 @@ struct Objects(HashMap<String, (u64, Option<String>)>);
 
 impl Objects {
     /// Those below `out`; none if it is a folder.
-    fn of(out: &Path) -> Result<Option<Objects>, StageError> {
+    fn of(storage: &Storage, out: &Path) -> Result<Option<Objects>, StageError> {
         let Location::Object(url) = Location::of_path(out).map_err(StageError::failed)? else {
             return Ok(None);
         };
-        let listed = Storage::global().list(&url).map_err(StageError::failed)?;
+        let listed = storage.list(&url).map_err(StageError::failed)?;
         let object = |entry: flow_storage::Entry| (entry.url.to_string(), (entry.stat.size, entry.stat.etag));
         Ok(Some(Objects(listed.into_iter().map(object).collect())))
     }
@@ -383,6 +386,7 @@ mod tests {
             bytes: b"hello\n".to_vec(),
         };
         let rows = write(
+            &Storage::default(),
             &BTreeSet::new(),
             &[file("below/a.txt"), file("b.txt")],
             place.path(),
@@ -405,9 +409,15 @@ mod tests {
         assert!(missing_file(&none, &rows.project(&[0]).unwrap()).is_err());
         // A file stands where a folder should be.
         std::fs::write(place.path().join("file"), "").unwrap();
-        let error = write(&BTreeSet::new(), &[file("file/c.txt")], place.path(), place.path())
-            .unwrap_err()
-            .to_string();
+        let error = write(
+            &Storage::default(),
+            &BTreeSet::new(),
+            &[file("file/c.txt")],
+            place.path(),
+            place.path(),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("cannot make the folder"), "{error}");
     }
 
@@ -423,7 +433,7 @@ mod tests {
         std::fs::write(&edited, "edited\n").unwrap();
         let kept = BTreeSet::from([edited]);
         let files = [file("a.txt"), file("b.txt")];
-        let rows = write(&kept, &files, place.path(), Path::new("")).unwrap();
+        let rows = write(&Storage::default(), &kept, &files, place.path(), Path::new("")).unwrap();
         let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap();
         assert_eq!(
             (read("a.txt"), read("b.txt")),
@@ -431,9 +441,18 @@ mod tests {
         );
         let partitions = vec![(Partition::new("x"), vec![rows])];
         let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
-        assert!(missing(&kept, &committed, place.path(), 1).unwrap().is_empty());
+        assert!(
+            missing(&Storage::default(), &kept, &committed, place.path(), 1)
+                .unwrap()
+                .is_empty()
+        );
         // Once it is no longer kept, it is.
-        assert_eq!(missing(&BTreeSet::new(), &committed, place.path(), 1).unwrap().len(), 1);
+        assert_eq!(
+            missing(&Storage::default(), &BTreeSet::new(), &committed, place.path(), 1)
+                .unwrap()
+                .len(),
+            1
+        );
     }
 
     #[test]
@@ -447,14 +466,21 @@ mod tests {
                 path: place.path().join(&name),
                 bytes: name.clone().into_bytes(),
             };
-            let rows = write(&BTreeSet::new(), &[file], place.path(), Path::new("")).unwrap();
+            let rows = write(
+                &Storage::default(),
+                &BTreeSet::new(),
+                &[file],
+                place.path(),
+                Path::new(""),
+            )
+            .unwrap();
             partitions.push((Partition::new(&name), vec![rows]));
         }
         let committed = Artifact::in_memory(schema(place.path()), partitions).unwrap();
         std::fs::remove_file(place.path().join("07")).unwrap();
         std::fs::write(place.path().join("11"), "12").unwrap();
         for threads in [1, 4] {
-            let missing = missing(&BTreeSet::new(), &committed, place.path(), threads).unwrap();
+            let missing = missing(&Storage::default(), &BTreeSet::new(), &committed, place.path(), threads).unwrap();
             let named: Vec<&str> = missing.keys().map(Partition::as_str).collect();
             assert_eq!(named, ["07", "11"]);
             assert!(missing[&Partition::new("07")].ends_with("is gone"));
@@ -469,17 +495,18 @@ mod tests {
             path: place.path().join(name),
             bytes: text.as_bytes().to_vec(),
         };
-        assert!(!Notes::read(scratch.path()).hold(&place.path().join("a")));
+        assert!(!Notes::read(scratch.path()).hold(&Storage::default(), &place.path().join("a")));
         // The second cannot be written.
         std::fs::create_dir(place.path().join("b")).unwrap();
         write(
+            &Storage::default(),
             &BTreeSet::new(),
             &[file("a", "one"), file("b", "two")],
             place.path(),
             scratch.path(),
         )
         .unwrap_err();
-        let holds = |name: &str| Notes::read(scratch.path()).hold(&place.path().join(name));
+        let holds = |name: &str| Notes::read(scratch.path()).hold(&Storage::default(), &place.path().join(name));
         assert!(holds("a") && !holds("b") && !holds("c"));
         // Another program writes there later.
         std::fs::write(place.path().join("a"), "other").unwrap();
@@ -487,10 +514,24 @@ mod tests {
         // A line that was cut short, and many lines.
         let notes = scratch.path().join(NOTES);
         std::fs::write(&notes, b"\n[\"x\", \"").unwrap();
-        write(&BTreeSet::new(), &[file("a", "three")], place.path(), scratch.path()).unwrap();
+        write(
+            &Storage::default(),
+            &BTreeSet::new(),
+            &[file("a", "three")],
+            place.path(),
+            scratch.path(),
+        )
+        .unwrap();
         assert!(holds("a"));
         std::fs::write(&notes, vec![b'\n'; MOST_NOTES as usize + 1]).unwrap();
-        write(&BTreeSet::new(), &[file("a", "four")], place.path(), scratch.path()).unwrap();
+        write(
+            &Storage::default(),
+            &BTreeSet::new(),
+            &[file("a", "four")],
+            place.path(),
+            scratch.path(),
+        )
+        .unwrap();
         assert!(holds("a") && std::fs::metadata(&notes).unwrap().len() < 1000);
     }
 
@@ -504,9 +545,15 @@ mod tests {
             path: place.path().join(std::ffi::OsStr::from_bytes(b"\xff")).join("a"),
             bytes: Vec::new(),
         };
-        let error = write(&BTreeSet::new(), &[file], place.path(), place.path())
-            .unwrap_err()
-            .to_string();
+        let error = write(
+            &Storage::default(),
+            &BTreeSet::new(),
+            &[file],
+            place.path(),
+            place.path(),
+        )
+        .unwrap_err()
+        .to_string();
         assert!(error.contains("is not UTF-8"), "{error}");
     }
 }

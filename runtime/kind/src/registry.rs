@@ -15,6 +15,7 @@ use flow_base::reject::ID_COLUMN;
 use flow_base::suggest::did_you_mean;
 use flow_base::url_use::UrlUse;
 use flow_base::yaml::{self, Mapping, TypedError, Value};
+use flow_storage::Storage;
 use flow_store::Artifact;
 
 /// A stage kind without its type: what the list in the binary holds.
@@ -36,7 +37,7 @@ pub trait AnyKind: Send + Sync {
     /// The kind's doc text: the doc comment of its settings struct.
     fn docs(&self) -> String;
     /// Reads the settings of one stage, after parameters were put in.
-    fn parse(&self, with: &Value) -> Result<Arc<dyn AnySettings>, TypedError>;
+    fn parse(&self, with: &Value, storage: &Storage) -> Result<Arc<dyn AnySettings>, TypedError>;
 }
 
 /// The settings of one stage, read and typed; they know their kind.
@@ -46,7 +47,7 @@ pub trait AnySettings: Send + Sync {
     /// See [`Kind::sources`].
     fn sources(&self) -> Vec<(&'static str, PathBuf)>;
     /// See [`Kind::ready`].
-    fn ready(&self) -> Result<(), StageError>;
+    fn ready(&self, storage: &Storage) -> Result<(), StageError>;
     /// See [`Kind::spreads`].
     fn spreads(&self, processes: usize) -> Result<bool, StageError>;
     /// The settings that decide the output bytes, with the keys of every map sorted.
@@ -54,7 +55,12 @@ pub trait AnySettings: Send + Sync {
     /// All settings, defaults filled in, with the keys of every map sorted.
     fn all(&self) -> serde_json::Value;
     /// See [`Kind::missing_outputs`].
-    fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError>;
+    fn missing_outputs(
+        &self,
+        storage: &Storage,
+        committed: &Artifact,
+        threads: usize,
+    ) -> Result<BTreeMap<Partition, String>, StageError>;
 }
 
 /// A kind as an entry for a list of kinds: `kind::<ManifestScan>()`.
@@ -107,16 +113,17 @@ impl<K: Kind> AnyKind for Typed<K> {
             .to_string()
     }
 
-    fn parse(&self, with: &Value) -> Result<Arc<dyn AnySettings>, TypedError> {
+    fn parse(&self, with: &Value, storage: &Storage) -> Result<Arc<dyn AnySettings>, TypedError> {
         let settings: Result<K::Settings, TypedError> = match with {
             Value::Null => yaml::typed(&Value::Mapping(Mapping::new())),
             other => yaml::typed(other),
         };
-        let settings = match (settings, url_settings::refused(with, K::URL_SETTINGS, K::SQL_SETTINGS)) {
+        let mut settings = match (settings, url_settings::refused(with, K::URL_SETTINGS, K::SQL_SETTINGS)) {
             (Err(unknown), _) if unknown.part == yaml::Part::Key => return Err(unknown),
             (_, Some(refused)) => return Err(refused),
             (settings, None) => settings?,
         };
+        K::set_storage(&mut settings, storage);
         Ok(Arc::new(TypedSettings::<K>(settings)))
     }
 }
@@ -134,8 +141,8 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
         K::sources(&self.0)
     }
 
-    fn ready(&self) -> Result<(), StageError> {
-        K::ready(&self.0)
+    fn ready(&self, storage: &Storage) -> Result<(), StageError> {
+        K::ready(&self.0, storage)
     }
 
     fn spreads(&self, processes: usize) -> Result<bool, StageError> {
@@ -150,8 +157,13 @@ impl<K: Kind> AnySettings for TypedSettings<K> {
         sorted(serde_json::to_value(&self.0).unwrap_or(serde_json::Value::Null))
     }
 
-    fn missing_outputs(&self, committed: &Artifact, threads: usize) -> Result<BTreeMap<Partition, String>, StageError> {
-        K::missing_outputs(&self.0, committed, threads)
+    fn missing_outputs(
+        &self,
+        storage: &Storage,
+        committed: &Artifact,
+        threads: usize,
+    ) -> Result<BTreeMap<Partition, String>, StageError> {
+        K::missing_outputs(&self.0, storage, committed, threads)
     }
 }
 
@@ -178,6 +190,7 @@ pub struct DuplicateKind(pub String);
 pub struct Registry {
     kinds: BTreeMap<&'static str, Arc<dyn AnyKind>>,
     id_column: &'static str,
+    storage: Storage,
 }
 
 impl Default for Registry {
@@ -185,6 +198,7 @@ impl Default for Registry {
         Registry {
             kinds: BTreeMap::new(),
             id_column: ID_COLUMN,
+            storage: Storage::default(),
         }
     }
 }
@@ -209,6 +223,17 @@ impl Registry {
     pub fn with_id_column(mut self, id_column: &'static str) -> Self {
         self.id_column = id_column;
         self
+    }
+
+    /// Says with which object storage settings are checked ([`Kind::set_storage`]). Without it, no bucket can be read.
+    pub fn with_storage(mut self, storage: &Storage) -> Self {
+        self.storage = storage.clone();
+        self
+    }
+
+    /// See [`Registry::with_storage`].
+    pub fn storage(&self) -> &Storage {
+        &self.storage
     }
 
     /// See [`Registry::with_id_column`].
@@ -394,7 +419,7 @@ mod tests {
 
     #[test]
     fn identity_does_not_depend_on_the_order_of_a_hash_map() {
-        let parsed = kind::<Strict>().parse(&Value::Null).unwrap();
+        let parsed = kind::<Strict>().parse(&Value::Null, &Storage::default()).unwrap();
         assert_eq!(
             parsed.identity().to_string(),
             r#"{"names":{"a":1,"b":1,"c":1,"d":1},"share":0.5}"#
@@ -428,7 +453,7 @@ mod tests {
 
     #[test]
     fn an_unknown_setting_is_named_with_its_path() {
-        let Err(error) = kind::<Strict>().parse(&yaml::parse_text("{shair: 1}").unwrap()) else {
+        let Err(error) = kind::<Strict>().parse(&yaml::parse_text("{shair: 1}").unwrap(), &Storage::default()) else {
             panic!("accepted")
         };
         assert_eq!(error.steps.to_string(), "shair");

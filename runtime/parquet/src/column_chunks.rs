@@ -111,7 +111,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &content).unwrap();
         let length = content.len() as u64;
-        let mut chunks = ColumnChunks::new(ForeignParquet::open(file.path()).unwrap()).unwrap();
+        let mut chunks = ColumnChunks::new(ForeignParquet::open_local(file.path()).unwrap()).unwrap();
         chunks.read(1000..5000).unwrap();
         for start in [0, 900, 1000, 3000, 4990, length - TAIL - 10, length - TAIL, length - 5] {
             for bytes in [0, 1, 5, 100, 4000] {
@@ -128,7 +128,7 @@ mod tests {
         assert!(chunks.get_bytes(u64::MAX, usize::MAX).is_err());
         assert_eq!(chunks.get_read(u64::MAX).unwrap().read(&mut [0]).unwrap_or(0), 0);
         // A file that became shorter after it was opened.
-        let opened = ForeignParquet::open(file.path()).unwrap();
+        let opened = ForeignParquet::open_local(file.path()).unwrap();
         file.as_file().set_len(length - 1).unwrap();
         assert!(ColumnChunks::new(opened).is_err());
     }

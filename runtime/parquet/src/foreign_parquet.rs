@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arrow::datatypes::{DataType, Field, FieldRef, Fields};
 use bytes::Bytes;
-use flow_storage::{InputFile, StorageError};
+use flow_storage::{InputFile, Storage, StorageError};
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowGroups, RowSelection,
 };
@@ -19,7 +19,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use crate::counted_rows::{CountedRows, rows_of_file, without_panic};
 use crate::thrift::{Fault, check_metadata, page_bytes};
-use flow_base::regular_file::open_input_file;
+use flow_base::regular_file::{open_input_file, open_regular_file};
 
 /// Bytes at the end of a file: the length of the metadata (4 bytes) and the magic number.
 const TAIL: u64 = 8;
@@ -64,12 +64,20 @@ impl Noting {
 }
 
 impl ForeignParquet {
-    /// Opens a file.
+    /// Opens a file, on this machine or, by its URL, in object storage.
     ///
     /// # Errors
     /// When it cannot be opened, or is not a regular file.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        Self::of(open_input_file(path)?)
+    pub fn open(storage: &Storage, path: &Path) -> io::Result<Self> {
+        Self::of(open_input_file(storage, path)?)
+    }
+
+    /// Opens a file of this machine.
+    ///
+    /// # Errors
+    /// As of [`ForeignParquet::open`].
+    pub fn open_local(path: &Path) -> io::Result<Self> {
+        Self::of(open_regular_file(path)?.into())
     }
 
     /// As [`ForeignParquet::open`], for values that are read in no order, again and again: those of an object come from blocks that are
@@ -77,8 +85,8 @@ impl ForeignParquet {
     ///
     /// # Errors
     /// As of [`ForeignParquet::open`].
-    pub fn open_in_blocks(path: &Path) -> io::Result<Self> {
-        Self::of(open_input_file(path)?.in_blocks())
+    pub fn open_in_blocks(storage: &Storage, path: &Path) -> io::Result<Self> {
+        Self::of(open_input_file(storage, path)?.in_blocks())
     }
 
     fn of(file: InputFile) -> io::Result<Self> {
@@ -490,23 +498,23 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let damaged = folder.path().join("damaged.parquet");
         std::fs::write(&damaged, "PAR1 and no more of it PAR1").unwrap();
-        let damaged = ForeignParquet::open(&damaged).unwrap();
+        let damaged = ForeignParquet::open_local(&damaged).unwrap();
         assert!(damaged.metadata().is_err());
         assert_eq!(damaged.unreadable(), None);
         // A plain file that gives an input/output error at every place.
         let broken = ForeignParquet {
             length: 1000,
-            ..ForeignParquet::open(Path::new("/proc/self/mem")).unwrap()
+            ..ForeignParquet::open_local(Path::new("/proc/self/mem")).unwrap()
         };
         assert!(broken.metadata().is_err());
         assert!(broken.unreadable().unwrap().contains("os error 5"));
-        let again = ForeignParquet::open(Path::new("/proc/self/mem")).unwrap();
+        let again = ForeignParquet::open_local(Path::new("/proc/self/mem")).unwrap();
         assert!(again.get_read(0).unwrap().read(&mut [0; 8]).is_err());
         assert!(again.unreadable().is_some());
     }
 
     fn read(path: &Path) -> Result<i64> {
-        let file = ForeignParquet::open(path)?;
+        let file = ForeignParquet::open_local(path)?;
         let reader = file.rows(&file.metadata()?, ProjectionMask::all(), 64, None)?;
         let mut sum = 0;
         for batch in reader {
@@ -537,7 +545,7 @@ mod tests {
         let written = writer.close().unwrap();
         let places = written.offset_index().unwrap()[0][0].page_locations();
         assert_eq!(places.len(), 10);
-        let file = ForeignParquet::open(&path).unwrap();
+        let file = ForeignParquet::open_local(&path).unwrap();
         let whole = Arc::clone(file.metadata().unwrap().metadata());
         let rows = |metadata: ParquetMetaData, selection: Option<RowSelection>| {
             let metadata = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new()).unwrap();
@@ -657,11 +665,11 @@ mod tests {
         bytes.truncate(bytes.len() / 2);
         std::fs::write(&path, &bytes).unwrap();
         assert!(read(&path).is_err());
-        let foreign = ForeignParquet::open(&path).unwrap();
+        let foreign = ForeignParquet::open_local(&path).unwrap();
         assert!(foreign.get_bytes(4, 1 << 40).is_err() && foreign.get_bytes(u64::MAX, 1).is_err());
-        assert!(ForeignParquet::open(folder.path()).is_err());
+        assert!(ForeignParquet::open_local(folder.path()).is_err());
         let pipe = folder.path().join("pipe");
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
-        assert!(made.success() && ForeignParquet::open(&pipe).is_err());
+        assert!(made.success() && ForeignParquet::open_local(&pipe).is_err());
     }
 }

@@ -177,7 +177,7 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
             None
         }
     };
-    let parsed = kind.map(|kind| secrets.while_reading(|| kind.parse(&stage.with)));
+    let parsed = kind.map(|kind| secrets.while_reading(|| kind.parse(&stage.with, registry.storage())));
     let settings = parsed.and_then(|parsed| match parsed {
         Ok(settings) => Some(settings),
         Err(error) => {

@@ -26,6 +26,7 @@ use flow_base::event::Event;
 use flow_base::partition::Partition;
 use flow_kind::context::{Cancel, ProcessShare};
 use flow_processes::{Processes, RegionTopics};
+use flow_storage::Storage;
 use flow_store::{NotedFile, Record};
 
 /// How often a process that waits for others checks whether one is lost.
@@ -199,7 +200,7 @@ impl Cluster {
             }
             Ok(Report::Event(event)) => shared.job.events.send(event),
             Ok(Report::Unseen(file)) => {
-                if is_readable(&file) {
+                if is_readable(shared.job.store.storage(), &file) {
                     shared.fail(Failure::Process(format!(
                         "{} cannot read {}, which process 0 can: all processes read the same files",
                         self.name(from),
@@ -411,9 +412,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_readable(file: &Path) -> bool {
+fn is_readable(storage: &Storage, file: &Path) -> bool {
     match flow_storage::is_url(file) {
-        true => flow_storage::is_file(file).unwrap_or(false),
+        true => flow_storage::is_file(storage, file).unwrap_or(false),
         false => std::fs::metadata(file).is_ok_and(|found| found.is_file()) && std::fs::File::open(file).is_ok(),
     }
 }

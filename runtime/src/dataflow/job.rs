@@ -128,6 +128,7 @@ impl NodeJob {
             workers: job.workers,
             threads: job.threads,
             scratch: self.scratch.clone(),
+            storage: job.store.storage().clone(),
             events: job.events.clone(),
             cancel: job.cancel.clone(),
             stop: job.signals.stop.clone(),

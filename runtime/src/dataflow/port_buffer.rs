@@ -129,6 +129,7 @@ pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use flow_storage::Storage;
     use std::sync::Arc;
 
     use arrow::array::{ArrayRef, StringArray, UInt32Array};
@@ -164,7 +165,7 @@ mod tests {
     fn what_is_written_as_it_comes_has_the_same_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let run_id = "test".to_string();
-        let store = Store::open(dir.path(), Access::Run { run_id }).unwrap();
+        let store = Store::open(&Storage::default(), dir.path(), Access::Run { run_id }).unwrap();
         let recipe = Digest::of(b"recipe");
         let writer = store.writer(&recipe, &serde_json::Value::Null).unwrap();
         for rows in [10, ROW_GROUP as u32, ROW_GROUP as u32 + 1, 150_000] {

@@ -151,7 +151,7 @@ impl Reader {
                                     .partition
                                     .files
                                     .iter()
-                                    .all(|file| flow_storage::is_file(file).unwrap_or(false)),
+                                    .all(|file| flow_storage::is_file(job.store.storage(), file).unwrap_or(false)),
                         };
                         let (out, digest) = give(body.as_mut(), partition, job.id_column, &files)?;
                         self.shared.note_source(self.node, ordinal, digest);

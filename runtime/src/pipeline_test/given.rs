@@ -14,6 +14,7 @@ use flow_kind::kind::{Body, Port, Shape, Source, SourcePartition};
 use flow_kind::out::Out;
 use flow_kind::registry::{AnyKind, AnySettings};
 use flow_spec::yaml::{Part, Steps, TypedError, Value};
+use flow_storage::Storage;
 use flow_store::Artifact;
 
 /// By partition, batches with the numbers of their ports.
@@ -52,7 +53,7 @@ impl AnyKind for GivenKind {
         String::new()
     }
 
-    fn parse(&self, _with: &Value) -> Result<Arc<dyn AnySettings>, TypedError> {
+    fn parse(&self, _with: &Value, _: &Storage) -> Result<Arc<dyn AnySettings>, TypedError> {
         Err(TypedError {
             steps: Steps::default(),
             part: Part::Key,
@@ -89,7 +90,7 @@ impl AnySettings for GivenRows {
         Vec::new()
     }
 
-    fn ready(&self) -> Result<(), StageError> {
+    fn ready(&self, _storage: &Storage) -> Result<(), StageError> {
         Ok(())
     }
 
@@ -109,6 +110,7 @@ impl AnySettings for GivenRows {
 
     fn missing_outputs(
         &self,
+        _storage: &Storage,
         _committed: &Artifact,
         _threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {

@@ -18,6 +18,7 @@ use crate::run::run;
 use flow_base::event::Events;
 use flow_plan::run_error::RunError;
 use flow_spec::{Checked, Place};
+use flow_storage::Storage;
 use flow_store::{Access, Store};
 use prepare::Expected;
 
@@ -57,14 +58,14 @@ impl PreparedTest {
     ///
     /// # Errors
     /// When a stage fails, or the state directory cannot be used.
-    pub fn run(&self, state: &Path, signals: bool) -> Result<TestOutcome, RunError> {
+    pub fn run(&self, storage: &Storage, state: &Path, signals: bool) -> Result<TestOutcome, RunError> {
         let options = Options {
             workers: Some(1),
             signals,
-            ..Options::new(state)
+            ..Options::new(storage, state)
         };
         let done = run(&self.checked, &options, &Events::default())?;
-        let store = Store::open(state, Access::Read)?;
+        let store = Store::open(storage, state, Access::Read)?;
         let snapshots = store
             .run_snapshots(&done.run)?
             .ok_or_else(|| RunError::internal("the run of a test did not note what its stages had"))?;

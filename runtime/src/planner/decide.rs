@@ -118,8 +118,12 @@ impl PlanState {
             return Ok(true);
         }
         let committed = self.artifact(node, 0)?;
-        let missing = catch_panic(|| self.stage(node).settings.missing_outputs(&committed, self.threads()))
-            .map_err(|error| self.failed(node, None, error))?;
+        let missing = catch_panic(|| {
+            self.stage(node)
+                .settings
+                .missing_outputs(&self.options.storage, &committed, self.threads())
+        })
+        .map_err(|error| self.failed(node, None, error))?;
         for partition in verdict::without_missing(&self.nodes[node], &missing, verdicts) {
             self.nodes[node].unsettle(&partition);
         }

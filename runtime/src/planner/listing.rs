@@ -48,7 +48,7 @@ impl PlanState {
                 parts.push(listed.partition.extra.clone());
                 let files = listed.partition.files.iter();
                 for file in files.chain(listed.ranges.iter().map(|range| &range.path)) {
-                    parts.push(seen(file));
+                    parts.push(seen(&self.options.storage, file));
                     is_empty = false;
                     match innermost(&named, file) {
                         Some(path) if paths.contains(path) => {}
@@ -94,12 +94,12 @@ fn named_paths(value: &Value, paths: &mut Vec<PathBuf>) {
 }
 
 /// A path with the version of its file, or why there is none.
-fn seen(path: &Path) -> String {
+fn seen(storage: &Storage, path: &Path) -> String {
     let version = match Location::of_path(path) {
         Ok(Location::Local(path)) => std::fs::metadata(path)
             .map(|file| FileVersion::of_file(&file))
             .map_err(|error| error.kind().to_string()),
-        Ok(Location::Object(url)) => match Storage::global().look(&url) {
+        Ok(Location::Object(url)) => match storage.look(&url) {
             Ok(Some(object)) => Ok(FileVersion::of_object(&object)),
             Ok(None) => Err("none".to_owned()),
             Err(error) => Err(format!("{:?}", error.fault)),

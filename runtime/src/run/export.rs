@@ -58,7 +58,14 @@ pub(super) fn run(
         )),
     })
     .map_err(|error| state.failed(node, None, error))?;
-    let mut set = ExportSet::begin(&folder, &body.manifest(), key, run_id, &context.scratch)?;
+    let mut set = ExportSet::begin(
+        &context.storage,
+        &folder,
+        &body.manifest(),
+        key,
+        run_id,
+        &context.scratch,
+    )?;
     catch_panic(|| body.write(&mut set)).map_err(|error| state.failed(node, None, error))?;
     if let (false, [shrunk, ..]) = (state.options.allow_shrink, set.shrunk().as_slice()) {
         let Shrunk { what, before, now } = shrunk;

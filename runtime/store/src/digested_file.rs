@@ -36,18 +36,22 @@ pub struct DigestedFile {
 impl DigestedFile {
     /// # Errors
     /// If the file is not there or cannot be opened, or is not a file (a folder, a pipe).
-    pub fn open(path: &Path) -> io::Result<Self> {
-        DigestedFile::open_while(path, &|| true)
+    pub fn open(storage: &Storage, path: &Path) -> io::Result<Self> {
+        DigestedFile::open_while(storage, path, &|| true)
     }
 
     /// Begins to open a file, on a thread of its own, as long as `go_on` says so ([`DigestedFile::open_while`]).
     ///
     /// # Errors
     /// If there is no thread for it.
-    pub fn open_ahead(path: &Path, go_on: impl Fn() -> bool + Send + 'static) -> io::Result<OpeningFile> {
+    pub fn open_ahead(
+        storage: &Storage,
+        path: &Path,
+        go_on: impl Fn() -> bool + Send + 'static,
+    ) -> io::Result<OpeningFile> {
         let is_wanted = Arc::new(AtomicBool::new(true));
-        let (own, file) = (path.to_path_buf(), Arc::clone(&is_wanted));
-        let open = move || DigestedFile::open_while(&own, &|| file.load(Ordering::Relaxed) && go_on());
+        let (storage, own, file) = (storage.clone(), path.to_path_buf(), Arc::clone(&is_wanted));
+        let open = move || DigestedFile::open_while(&storage, &own, &|| file.load(Ordering::Relaxed) && go_on());
         let opened = thread::Builder::new().name("open-ahead".into()).spawn(open)?;
         Ok(OpeningFile {
             opened: Some(opened),
@@ -59,7 +63,7 @@ impl DigestedFile {
     ///
     /// # Errors
     /// As of [`DigestedFile::open`]; of the kind [`io::ErrorKind::Interrupted`] if it is given up.
-    pub fn open_while(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<Self> {
+    pub fn open_while(storage: &Storage, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<Self> {
         let opened = SystemTime::now();
         let (file, before, is_object) = match Location::of_path(path)? {
             Location::Local(path) => {
@@ -68,8 +72,8 @@ impl DigestedFile {
                 (file, before, false)
             }
             Location::Object(url) => {
-                let object = Storage::global().open(&url)?;
-                let file = object.download_while(&Storage::global().cache_folder(), go_on)?;
+                let object = storage.open(&url)?;
+                let file = object.download_while(&storage.cache_folder(), go_on)?;
                 let file = file.ok_or_else(|| io::Error::from(io::ErrorKind::Interrupted))?;
                 (file, FileVersion::of_object(object.stat()), true)
             }
@@ -194,7 +198,7 @@ mod tests {
             let path = folder.path().join("a");
             let bytes: Vec<u8> = (0..length).map(|at| (at * at / 7) as u8).collect();
             std::fs::write(&path, &bytes).unwrap();
-            let mut file = DigestedFile::open(&path).unwrap();
+            let mut file = DigestedFile::open(&Storage::default(), &path).unwrap();
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| (cut * length as f64) as usize).collect();
             cuts.sort_unstable();
             for part in cuts.chunks_exact(2) {
@@ -210,21 +214,29 @@ mod tests {
     fn a_file_that_is_opened_ahead_is_as_it_was_when_that_began() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        let missing = DigestedFile::open_ahead(&path, || true).unwrap().wait().err();
+        let missing = DigestedFile::open_ahead(&Storage::default(), &path, || true)
+            .unwrap()
+            .wait()
+            .err();
         assert_eq!(missing.map(|error| error.kind()), Some(io::ErrorKind::NotFound));
         std::fs::write(&path, vec![1; 5_000]).unwrap();
         let began = SystemTime::now();
-        let opening = DigestedFile::open_ahead(&path, || true).unwrap();
+        let opening = DigestedFile::open_ahead(&Storage::default(), &path, || true).unwrap();
         let mut file = opening.wait().unwrap();
         file.read(0, 100).unwrap();
         let (_, _, opened, digest) = file.finish().unwrap();
         assert_eq!(digest, Digest::of(&[1; 5_000]));
         assert!(opened >= began && opened <= SystemTime::now());
         // Changed between its opening and its reading.
-        let file = DigestedFile::open_ahead(&path, || true).unwrap().wait().unwrap();
+        let file = DigestedFile::open_ahead(&Storage::default(), &path, || true)
+            .unwrap()
+            .wait()
+            .unwrap();
         std::fs::write(&path, vec![1; 6_000]).unwrap();
         assert!(file.finish().is_err());
-        DigestedFile::open_ahead(&path, || true).unwrap().give_up();
+        DigestedFile::open_ahead(&Storage::default(), &path, || true)
+            .unwrap()
+            .give_up();
     }
 
     #[test]
@@ -233,7 +245,7 @@ mod tests {
         let path = folder.path().join("a");
         std::fs::write(&path, vec![1; 5_000]).unwrap();
         for changed in [vec![1; 4_000], vec![1; 6_000]] {
-            let mut file = DigestedFile::open(&path).unwrap();
+            let mut file = DigestedFile::open(&Storage::default(), &path).unwrap();
             file.read(1_000, 1_000).unwrap();
             assert_eq!(file.read(500, 1).unwrap_err().kind(), io::ErrorKind::InvalidInput);
             std::fs::write(&path, &changed).unwrap();
@@ -241,7 +253,7 @@ mod tests {
             std::fs::write(&path, vec![1; 5_000]).unwrap();
         }
         // As long as before, and changed at another time.
-        let file = DigestedFile::open(&path).unwrap();
+        let file = DigestedFile::open(&Storage::default(), &path).unwrap();
         let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
         File::options()
             .write(true)
@@ -251,7 +263,7 @@ mod tests {
             .unwrap();
         let error = file.finish().unwrap_err().to_string();
         assert!(error.contains("changes while it is read"), "{error}");
-        assert!(DigestedFile::open(folder.path()).is_err());
-        assert!(DigestedFile::open(&folder.path().join("none")).is_err());
+        assert!(DigestedFile::open(&Storage::default(), folder.path()).is_err());
+        assert!(DigestedFile::open(&Storage::default(), &folder.path().join("none")).is_err());
     }
 }

@@ -107,9 +107,9 @@ pub enum FileInSet {
 ///
 /// # Errors
 /// If the description or the file cannot be read, or a newer flow wrote it.
-pub fn file_in_set(folder: &Path, manifest: &str, name: &str) -> Result<FileInSet, StoreError> {
+pub fn file_in_set(storage: &Storage, folder: &Path, manifest: &str, name: &str) -> Result<FileInSet, StoreError> {
     if let Location::Object(url) = Location::of_path(folder)? {
-        return object_set::file_in_set(Storage::global(), &url, manifest, name);
+        return object_set::file_in_set(storage, &url, manifest, name);
     }
     let Some(set) = read_manifest(&folder.join(manifest))? else {
         let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
@@ -197,7 +197,7 @@ impl ExportSet {
         sources: &SourceDigests,
     ) -> Result<ExportStatus, StoreError> {
         let folder = match Location::of_path(folder)? {
-            Location::Object(url) => return object_set::status(Storage::global(), &url, manifest, key),
+            Location::Object(url) => return object_set::status(sources.storage(), &url, manifest, key),
             Location::Local(folder) => folder,
         };
         let manifest_path = folder.join(manifest);
@@ -246,6 +246,7 @@ impl ExportSet {
     /// # Errors
     /// [`StoreError::Held`] if another run exports there.
     pub fn begin(
+        storage: &Storage,
         folder: &Path,
         manifest: &str,
         key: Digest,
@@ -261,7 +262,7 @@ impl ExportSet {
                     std::fs::remove_dir_all(&waiting).map_err(|e| StoreError::io("remove", &waiting, e))?;
                 }
                 files.create_folder(&waiting)?;
-                let target = Target::Objects(Box::new(ObjectSet::begin(Storage::global(), &url, manifest, scratch)?));
+                let target = Target::Objects(Box::new(ObjectSet::begin(storage, &url, manifest, scratch)?));
                 Ok(ExportSet::new(folder, manifest, waiting, key, target))
             }
         }
@@ -609,7 +610,7 @@ impl Drop for ExportSet {
 
 /// How many rows a parquet file says it has.
 pub(super) fn rows_of(path: &Path) -> Option<u64> {
-    let metadata = ForeignParquet::open(path).ok()?.metadata().ok()?;
+    let metadata = ForeignParquet::open_local(path).ok()?.metadata().ok()?;
     u64::try_from(metadata.metadata().file_metadata().num_rows()).ok()
 }
 

@@ -1,15 +1,14 @@
 //! Digests of files as they are on the disk.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use flow_storage::InputFile;
-
 use flow_base::digest::Digest;
 
-/// Digest of all bytes of a file.
+/// Digest of all bytes of a file of this machine.
 pub(super) fn read_digest(path: &Path) -> io::Result<Digest> {
-    digest_to_end(InputFile::open(path)?)
+    digest_to_end(File::open(path)?)
 }
 
 /// Digest of what is left to read.

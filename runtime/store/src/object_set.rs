@@ -135,12 +135,9 @@ pub(super) fn file_in_set(
 ///
 /// # Errors
 /// If the description of a set cannot be read, or is damaged.
-pub fn path_in_set(path: &Path) -> Result<PathBuf, StoreError> {
+pub fn path_in_set(storage: &Storage, path: &Path) -> Result<PathBuf, StoreError> {
     match Location::of_path(path)? {
-        Location::Object(url) => Ok(object_of_set(Storage::global(), &url)?
-            .unwrap_or(url)
-            .to_string()
-            .into()),
+        Location::Object(url) => Ok(object_of_set(storage, &url)?.unwrap_or(url).to_string().into()),
         Location::Local(_) => Ok(path.to_path_buf()),
     }
 }

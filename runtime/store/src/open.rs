@@ -36,12 +36,11 @@ impl Store {
     /// [`StoreError::Held`] if another run has it, [`StoreError::Newer`] if a newer flow wrote it, and
     /// [`StoreError::Damaged`] if it is not a state directory. [`StoreError::Conditions`] for object storage that writes no object
     /// with a condition.
-    pub fn open(dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
+    pub fn open(storage: &Storage, dir: impl AsRef<Path>, access: Access) -> Result<Store, StoreError> {
         match Location::of_path(dir.as_ref())? {
-            Location::Local(dir) => Store::open_with(&dir, access, Files::default()),
+            Location::Local(dir) => Store::open_with(storage, &dir, access, Files::default()),
             Location::Object(url) => {
                 remote::can_hold(&url)?;
-                let storage = Storage::global();
                 let copy = storage.state_folder(&url)?;
                 Store::open_remote(storage, &url, &copy, access, lease::PATIENCE, Files::default())
             }
@@ -64,7 +63,7 @@ impl Store {
             // Process 0 sends the records; data is fetched when it is read.
             lease::check_run(storage, url, run_id)?;
             let remote = Arc::new(Remote::new(storage, url, copy, None));
-            return Store::opened(copy, access, files.with_backend(remote), None, None, true);
+            return Store::opened(storage, copy, access, files.with_backend(remote), None, None, true);
         }
         let updating = Lock::wait_for(
             &copy.join("copy.lock"),
@@ -94,10 +93,18 @@ impl Store {
         remote.update(is_kept_up)?;
         drop(updating);
         let format = read_format(copy)?;
-        Store::opened(copy, access, files.with_backend(remote), lock, lease, format.is_some())
+        Store::opened(
+            storage,
+            copy,
+            access,
+            files.with_backend(remote),
+            lock,
+            lease,
+            format.is_some(),
+        )
     }
 
-    pub(super) fn open_with(dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
+    pub(super) fn open_with(storage: &Storage, dir: &Path, access: Access, files: Files) -> Result<Store, StoreError> {
         let format = read_format(dir)?;
         let lock = match &access {
             Access::Read | Access::Follow { .. } => None,
@@ -109,10 +116,11 @@ impl Store {
                 Some(Lock::take(&dir.join("lock"), "the state directory", run_id)?)
             }
         };
-        Store::opened(dir, access, files, lock, None, format.is_some())
+        Store::opened(storage, dir, access, files, lock, None, format.is_some())
     }
 
     fn opened(
+        storage: &Storage,
         dir: &Path,
         access: Access,
         files: Files,
@@ -137,8 +145,8 @@ impl Store {
         }
         let sources = match access {
             // Process 0 sends what it knows of the files that are read here.
-            Access::Follow { .. } => SourceDigests::default(),
-            Access::Read | Access::Run { .. } => SourceDigests::load(dir)?,
+            Access::Follow { .. } => SourceDigests::new(storage),
+            Access::Read | Access::Run { .. } => SourceDigests::load(storage, dir)?,
         };
         if lock.is_some() {
             sources.save(&files, dir)?;
@@ -152,6 +160,11 @@ impl Store {
             lock,
         };
         Ok(Store { inner: Arc::new(inner) })
+    }
+
+    /// The object storage that it was opened with.
+    pub fn storage(&self) -> &Storage {
+        self.inner.sources.storage()
     }
 
     /// Whether a run has a folder here. Who follows a run in object storage has found its name in the lock.
@@ -171,10 +184,10 @@ impl Store {
     }
 
     /// Who runs in the state directory `dir` (a folder or a URL) at this moment, as far as it can be determined.
-    pub fn holder(dir: &Path) -> Option<Holder> {
+    pub fn holder(storage: &Storage, dir: &Path) -> Option<Holder> {
         match Location::of_path(dir).ok()? {
             Location::Local(dir) => lock::holder_of(&dir.join("lock")),
-            Location::Object(url) => lease::holder_of(Storage::global(), &url),
+            Location::Object(url) => lease::holder_of(storage, &url),
         }
     }
 
@@ -182,10 +195,10 @@ impl Store {
     ///
     /// # Errors
     /// If object storage cannot be asked.
-    pub fn is_there(dir: &Path) -> Result<bool, StoreError> {
+    pub fn is_there(storage: &Storage, dir: &Path) -> Result<bool, StoreError> {
         match Location::of_path(dir)? {
             Location::Local(dir) => Ok(dir.join("FORMAT").is_file()),
-            Location::Object(url) => remote::is_there(Storage::global(), &url),
+            Location::Object(url) => remote::is_there(storage, &url),
         }
     }
 
@@ -193,10 +206,10 @@ impl Store {
     ///
     /// # Errors
     /// Where there is no folder for copies.
-    pub fn folder_of(dir: &Path) -> Result<PathBuf, StoreError> {
+    pub fn folder_of(storage: &Storage, dir: &Path) -> Result<PathBuf, StoreError> {
         Ok(match Location::of_path(dir)? {
             Location::Local(dir) => dir,
-            Location::Object(url) => Storage::global().state_folder(&url)?,
+            Location::Object(url) => storage.state_folder(&url)?,
         })
     }
 
@@ -204,11 +217,10 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be read or uploaded.
-    pub fn upload_run_file(dir: &Path, run: &str, file: &str) -> Result<(), StoreError> {
+    pub fn upload_run_file(storage: &Storage, dir: &Path, run: &str, file: &str) -> Result<(), StoreError> {
         let Location::Object(url) = Location::of_path(dir)? else {
             return Ok(());
         };
-        let storage = Storage::global();
         let path = storage.state_folder(&url)?.join("runs").join(run).join(file);
         let bytes = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, e))?;
         Ok(storage.put(&url.join("runs")?.join(run)?.join(file)?, bytes)?)

@@ -279,7 +279,7 @@ pub fn open(
     let bytes = selection.map_or(bytes, |selection| selection.file_bytes);
     let (chosen, positions) =
         project(schema, columns).map_err(|detail| StoreError::io("read", path, io::Error::other(detail)))?;
-    let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let file = ForeignParquet::open_local(path).map_err(|e| StoreError::io("read", path, e))?;
     let found = file.len();
     if found != bytes {
         let detail = format!("it has {found} bytes, its record says {bytes}");
@@ -347,7 +347,7 @@ fn read_error(file: &ForeignParquet, path: &Path, error: ParquetError) -> StoreE
 /// The schema that a data file has.
 pub fn schema_of(path: &Path) -> Result<SchemaRef, StoreError> {
     verified::verify(path)?;
-    let file = ForeignParquet::open(path).map_err(|e| StoreError::io("read", path, e))?;
+    let file = ForeignParquet::open_local(path).map_err(|e| StoreError::io("read", path, e))?;
     let metadata = file.metadata().map_err(|error| read_error(&file, path, error))?;
     Ok(metadata.schema().clone())
 }

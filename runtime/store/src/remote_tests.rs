@@ -122,7 +122,7 @@ fn objects_are_the_files_of_a_folder_and_are_fetched_when_they_are_read() {
     let folder = place.copy("folder");
     for store in [
         place.run("a").unwrap(),
-        Store::open(&folder, Access::Run { run_id: "one".into() }).unwrap(),
+        Store::open(&Storage::default(), &folder, Access::Run { run_id: "one".into() }).unwrap(),
     ] {
         commit(&store, &[1, 3]).unwrap();
         commit(&store, &[5]).unwrap();
@@ -300,7 +300,9 @@ fn storage_without_conditions_is_refused() {
         .unwrap();
     assert!(matches!(error, StoreError::Conditions { .. }), "{error}");
 
-    let web = Store::open("https://127.0.0.1/state", Access::Read).err().unwrap();
+    let web = Store::open(&Storage::default(), "https://127.0.0.1/state", Access::Read)
+        .err()
+        .unwrap();
     assert!(web.to_string().contains("read only"), "{web}");
 }
 

@@ -422,6 +422,7 @@ mod tests {
     use super::super::record::RejectRecord;
     use super::super::{Access, Counts, PortRecords};
     use super::*;
+    use flow_storage::Storage;
 
     fn record(partition: &str, key: u8) -> Arc<Record> {
         let Counts {
@@ -451,7 +452,7 @@ mod tests {
     #[test]
     fn a_run_tells_what_its_stages_had_however_far_it_came() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path(), Access::Run { run_id: "x".into() }).unwrap();
+        let store = Store::open(&Storage::default(), dir.path(), Access::Run { run_id: "x".into() }).unwrap();
         let recipe = Digest::of(b"recipe");
         let pipeline = dir.path().join("a.yaml");
         let begin = |run: &str, pipeline: &Path| {
@@ -512,7 +513,7 @@ mod tests {
     #[test]
     fn damaged_notes_of_one_run_leave_those_of_the_runs_before() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path(), Access::Run { run_id: "x".into() }).unwrap();
+        let store = Store::open(&Storage::default(), dir.path(), Access::Run { run_id: "x".into() }).unwrap();
         let (recipe, pipeline) = (Digest::of(b"recipe"), dir.path().join("a.yaml"));
         for run in ["1", "2"] {
             store.create_run_folder(run).unwrap();
@@ -551,7 +552,7 @@ mod tests {
     #[test]
     fn a_line_cut_short_is_passed_over_and_a_damaged_file_named() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path(), Access::Run { run_id: "x".into() }).unwrap();
+        let store = Store::open(&Storage::default(), dir.path(), Access::Run { run_id: "x".into() }).unwrap();
         let recipe = Digest::of(b"recipe");
         let folder = store.create_run_folder("1").unwrap();
         let writer = store.snapshot_writer("1", Path::new("p.yaml")).unwrap();

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{self, Files};
 use super::digested_file::DigestedFile;
-use super::file_digest::{digest_to_end, read_digest};
+use super::file_digest::digest_to_end;
 use super::tombstone;
 use super::versioned_json;
 use flow_base::digest::Digest;
@@ -49,6 +49,7 @@ const JOURNAL: &str = "sources.jsonl";
 /// again. Digests depend on contents alone.
 #[derive(Clone, Default)]
 pub struct SourceDigests {
+    storage: Storage,
     shared: Arc<SharedNotes>,
 }
 
@@ -154,6 +155,18 @@ impl versioned_json::Versioned for JournalLine {
 }
 
 impl SourceDigests {
+    /// Without notes. Files that are objects are read with `storage`.
+    pub fn new(storage: &Storage) -> SourceDigests {
+        SourceDigests {
+            storage: storage.clone(),
+            shared: Arc::default(),
+        }
+    }
+
+    pub(super) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
     /// The digest that represents a file that is not there. (No file has it: it is not a digest of bytes alone.)
     pub fn absent() -> Digest {
         Digest::of_parts([b"flow: absent file".as_slice(), b""])
@@ -171,7 +184,7 @@ impl SourceDigests {
     }
 
     /// Reads the notes of earlier runs in the state directory `dir`.
-    pub(super) fn load(dir: &Path) -> Result<Self, StoreError> {
+    pub(super) fn load(storage: &Storage, dir: &Path) -> Result<Self, StoreError> {
         let path = dir.join(FILE);
         let mut notes = match atomic::read(&path)? {
             None => BTreeMap::new(),
@@ -195,6 +208,7 @@ impl SourceDigests {
             }
         }
         Ok(SourceDigests {
+            storage: storage.clone(),
             shared: Arc::new(SharedNotes {
                 notes: Mutex::new(notes),
                 fresh: Mutex::default(),
@@ -287,7 +301,7 @@ impl SourceDigests {
     /// # Errors
     /// If the file cannot be looked at, or is not a file.
     pub fn known(&self, path: &Path) -> Result<Option<Digest>, StoreError> {
-        let Some(state) = look(path)? else {
+        let Some(state) = look(&self.storage, path)? else {
             return Self::of_absent(path).map(Some);
         };
         Ok(name_of(path).and_then(|name| self.noted(&name, &state)))
@@ -298,7 +312,9 @@ impl SourceDigests {
     /// # Errors
     /// If the file cannot be read, is not a file (a folder, a pipe), or changes while it is read.
     pub fn digest(&self, path: &Path) -> Result<Digest, StoreError> {
-        match self.digest_if_there(path, name_of(path), || read_digest(path))? {
+        match self.digest_if_there(path, name_of(path), || {
+            digest_to_end(InputFile::open(&self.storage, path)?)
+        })? {
             Some(digest) => Ok(digest),
             None => Self::of_absent(path),
         }
@@ -313,7 +329,7 @@ impl SourceDigests {
     ) -> Result<Option<Digest>, StoreError> {
         // A file that is being replaced at this moment is tried once more.
         for _ in 0..2 {
-            let Some(before) = look(path)? else {
+            let Some(before) = look(&self.storage, path)? else {
                 return Ok(None);
             };
             if let Some(digest) = name.as_ref().and_then(|name| self.noted(name, &before)) {
@@ -325,7 +341,9 @@ impl SourceDigests {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(StoreError::io("read", path, e)),
             };
-            let Some(after) = look(path)? else { continue };
+            let Some(after) = look(&self.storage, path)? else {
+                continue;
+            };
             if !Note::of(&after, digest).fits(&before) {
                 continue;
             }
@@ -411,7 +429,9 @@ impl SourceDigests {
 
     /// The digest of the bytes of a file in a range, as far as the file goes.
     fn digest_range(&self, range: &FileRange) -> Result<Digest, StoreError> {
-        match self.digest_if_there(&range.path, range_name(range), || read_range_digest(range)) {
+        match self.digest_if_there(&range.path, range_name(range), || {
+            read_range_digest(&self.storage, range)
+        }) {
             Ok(digest) => Ok(digest.unwrap_or_else(Self::absent)),
             Err(error) if is_of_the_file(&error) => Ok(Self::unreadable()),
             Err(error) => Err(error),
@@ -488,11 +508,11 @@ pub fn is_fault_of_the_file(error: &io::Error) -> bool {
 }
 
 /// What the file system, or object storage, says of a file; none if it is not there.
-fn look(path: &Path) -> Result<Option<FileVersion>, StoreError> {
+fn look(storage: &Storage, path: &Path) -> Result<Option<FileVersion>, StoreError> {
     let failed = |error: StorageError| StoreError::io("look at", path, error.into());
     let path = match Location::of_path(path).map_err(failed)? {
         Location::Object(url) => {
-            let found = Storage::global().look(&url).map_err(failed)?;
+            let found = storage.look(&url).map_err(failed)?;
             return Ok(found.as_ref().map(FileVersion::of_object));
         }
         Location::Local(path) => path,
@@ -515,8 +535,8 @@ fn name_of(path: &Path) -> Option<String> {
     std::path::absolute(path).ok()?.into_os_string().into_string().ok()
 }
 
-fn read_range_digest(range: &FileRange) -> io::Result<Digest> {
-    let mut file = InputFile::open(&range.path)?;
+fn read_range_digest(storage: &Storage, range: &FileRange) -> io::Result<Digest> {
+    let mut file = InputFile::open(storage, &range.path)?;
     if range.size != u64::MAX {
         // Members of one tar are read one after the other, and again when they are used.
         file = file.in_blocks();
@@ -552,7 +572,7 @@ mod tests {
         digests.save(&Files::default(), folder.path()).unwrap();
 
         // The note is trusted, which shows that the file is not read.
-        let loaded = SourceDigests::load(folder.path()).unwrap();
+        let loaded = SourceDigests::load(&Storage::default(), folder.path()).unwrap();
         let time = std::fs::metadata(&path).unwrap().modified().unwrap();
         for note in loaded.notes().values_mut() {
             note.digest = Digest::of(b"as noted");
@@ -652,7 +672,7 @@ mod tests {
         let older = text.replace(&format!("\"seen\":{seen}"), &format!("\"seen\":{}", seen - 10));
         assert_ne!(older, text);
         std::fs::write(&journal, older).unwrap();
-        let next = SourceDigests::load(folder.path()).unwrap();
+        let next = SourceDigests::load(&Storage::default(), folder.path()).unwrap();
         assert_eq!(next.known(&path).unwrap(), None);
         next.digest(&path).unwrap();
         assert_eq!(next.known(&path).unwrap(), Some(Digest::of(b"1")));
@@ -676,7 +696,7 @@ mod tests {
         let journal = folder.path().join(JOURNAL);
         let text = std::fs::read(&journal).unwrap();
         std::fs::write(&journal, &text[..text.len() - 9]).unwrap();
-        let loaded = SourceDigests::load(folder.path()).unwrap();
+        let loaded = SourceDigests::load(&Storage::default(), folder.path()).unwrap();
         let known = |digests: &SourceDigests| -> Vec<bool> {
             let known = paths.iter().map(|path| digests.known(path).unwrap().is_some());
             known.collect()
@@ -687,7 +707,10 @@ mod tests {
         assert!(!journal.exists());
         loaded.digest(&paths[2]).unwrap();
         loaded.append(folder.path()).unwrap();
-        assert_eq!(known(&SourceDigests::load(folder.path()).unwrap()), [true; 3]);
+        assert_eq!(
+            known(&SourceDigests::load(&Storage::default(), folder.path()).unwrap()),
+            [true; 3]
+        );
     }
 
     #[test]
@@ -761,10 +784,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sources.json");
         std::fs::write(&path, b"{\"version\":1,\"files\":{\"/a\":{\"si").unwrap();
-        assert!(SourceDigests::load(folder.path()).unwrap().notes().is_empty());
+        assert!(
+            SourceDigests::load(&Storage::default(), folder.path())
+                .unwrap()
+                .notes()
+                .is_empty()
+        );
         std::fs::write(&path, b"{\"version\":3,\"places\":[]}").unwrap();
         assert!(matches!(
-            SourceDigests::load(folder.path()),
+            SourceDigests::load(&Storage::default(), folder.path()),
             Err(StoreError::Newer { found: 3, .. })
         ));
     }

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use super::*;
 use flow_base::partition::Partition;
 use flow_base::reject::{Reject, RejectClass};
+use flow_storage::Storage;
 
 fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
@@ -83,11 +84,11 @@ fn port(name: &str, batches: Vec<RecordBatch>) -> PortRows {
 }
 
 fn run(dir: &Path) -> Store {
-    Store::open(dir, Access::Run { run_id: "test".into() }).unwrap()
+    Store::open(&Storage::default(), dir, Access::Run { run_id: "test".into() }).unwrap()
 }
 
 fn read(dir: &Path) -> Store {
-    Store::open(dir, Access::Read).unwrap()
+    Store::open(&Storage::default(), dir, Access::Read).unwrap()
 }
 
 pub(super) fn writer(store: &Store) -> ArtifactWriter {
@@ -510,15 +511,15 @@ fn a_state_directory_is_opened_with_care() {
     looking.save_sources().unwrap();
     assert!(!root.path().join("new").exists());
     let first = run(&dir);
-    let Err(second) = Store::open(&dir, Access::Run { run_id: "b".into() }) else {
+    let Err(second) = Store::open(&Storage::default(), &dir, Access::Run { run_id: "b".into() }) else {
         panic!("two runs")
     };
     assert!(second.is_held() && second.to_string().contains("run test"), "{second}");
-    assert_eq!(Store::holder(&dir).unwrap().run, "test");
+    assert_eq!(Store::holder(&Storage::default(), &dir).unwrap().run, "test");
     read(&dir);
     let clone = first.clone();
     drop(first);
-    assert!(Store::open(&dir, Access::Run { run_id: "b".into() }).is_err());
+    assert!(Store::open(&Storage::default(), &dir, Access::Run { run_id: "b".into() }).is_err());
     drop(clone);
     let store = run(&dir);
     for id in ["../x", "", ".", "a/b", "/etc"] {
@@ -534,23 +535,23 @@ fn a_state_directory_is_opened_with_care() {
     std::fs::write(dir.join("FORMAT"), "{\"version\":2}").unwrap();
     for access in [Access::Read, Access::Run { run_id: "c".into() }] {
         assert!(matches!(
-            Store::open(&dir, access),
+            Store::open(&Storage::default(), &dir, access),
             Err(StoreError::Newer { found: 2, .. })
         ));
     }
     // A state directory without it is refused, so that it is not to be removed.
     std::fs::write(dir.join("FORMAT"), "{\"versinn\":1}").unwrap();
-    let damaged = Store::open(&dir, Access::Read).err().unwrap();
+    let damaged = Store::open(&Storage::default(), &dir, Access::Read).err().unwrap();
     let help = damaged.help().unwrap();
     let content = help.strip_prefix("if this version of flow wrote the state directory, put ");
     let content = content.and_then(|rest| rest.split_once(" into ")).unwrap().0;
     std::fs::write(dir.join("FORMAT"), content).unwrap();
-    Store::open(&dir, Access::Read).map(drop).unwrap();
+    Store::open(&Storage::default(), &dir, Access::Read).map(drop).unwrap();
     let home = root.path().join("home");
     std::fs::create_dir(&home).unwrap();
     std::fs::write(home.join("thesis.tex"), "").unwrap();
     assert!(matches!(
-        Store::open(&home, Access::Run { run_id: "c".into() }),
+        Store::open(&Storage::default(), &home, Access::Run { run_id: "c".into() }),
         Err(StoreError::Foreign { .. })
     ));
     assert_eq!(names(&home).len(), 1);
@@ -563,7 +564,7 @@ fn who_follows_a_run_commits_nothing_and_the_run_commits_what_it_placed() {
     let store = run(dir.path());
     let leading = writer(&store);
     let follow = Access::Follow { run_id: "test".into() };
-    let following = Store::open(dir.path(), follow).unwrap();
+    let following = Store::open(&Storage::default(), dir.path(), follow).unwrap();
     let follower = following.follow_writer(&recipe(1), []).unwrap();
     let place = |partition| follower.place(vec![write(&follower, partition, 1, 3).unwrap()]);
     let committed = || -> Vec<String> {
@@ -585,7 +586,7 @@ fn who_follows_a_run_commits_nothing_and_the_run_commits_what_it_placed() {
     place("b").unwrap();
     drop((leading, store));
     assert!(matches!(place("c"), Err(StoreError::NotHeld { .. })));
-    let next = Store::open(dir.path(), Access::Run { run_id: "next".into() }).unwrap();
+    let next = Store::open(&Storage::default(), dir.path(), Access::Run { run_id: "next".into() }).unwrap();
     assert!(matches!(place("d"), Err(StoreError::Held { .. })));
     let leading = writer(&next);
     leading.commit(vec![write(&leading, "e", 1, 3).unwrap()]).unwrap();

@@ -1,5 +1,7 @@
 //! Runs in a child process that is killed or stopped by a signal.
 
+use flow_storage::Storage;
+
 use super::logs::{log_of, training};
 use super::*;
 
@@ -27,7 +29,10 @@ fn child() {
         load(&folder.join("pipeline.yaml"), &overrides, &registry).unwrap_or_else(|found| panic!("{found:?}"));
     let checked = Arc::new(check(pipeline, &registry).unwrap_or_else(|found| panic!("{found:?}")));
     let state = std::env::var_os("FLOW_TEST_CHILD_STATE").map(PathBuf::from);
-    let mut options = Options::new(state.unwrap_or_else(|| folder.join("state")));
+    let mut options = Options::new(
+        &Storage::of_environment(),
+        state.unwrap_or_else(|| folder.join("state")),
+    );
     options.workers = Some(2);
     options.signals = true;
     if let Ok(number) = std::env::var("FLOW_TEST_CHILD_PROCESS") {
@@ -187,7 +192,7 @@ fn a_killed_run_leaves_the_digests_of_what_it_read() {
     }
     // All partitions of the first region are committed by then.
     child_of(&place, &[], Some("index-written:1")).wait().unwrap();
-    let store = Store::open(&place.options.state, Access::Read).unwrap();
+    let store = Store::open(&Storage::default(), &place.options.state, Access::Read).unwrap();
     for shard in &shards {
         assert!(store.sources().known(shard).unwrap().is_some(), "{}", shard.display());
     }

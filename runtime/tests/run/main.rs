@@ -30,6 +30,7 @@ use flow_plan::{Action, Plan};
 use flow_runtime::Options;
 use flow_runtime::run::{RunError, RunSummary, plan, plan_despite_refusal, run};
 use flow_spec::{Checked, Overrides, check, load};
+use flow_storage::Storage;
 use flow_store::{Access, Store};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -59,7 +60,7 @@ impl Place {
     fn new() -> Place {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("shards")).unwrap();
-        let mut options = Options::new(dir.path().join("state"));
+        let mut options = Options::new(&Storage::default(), dir.path().join("state"));
         options.workers = Some(2);
         let place = Place { dir, options };
         place.pipeline(PIPELINE);
@@ -309,7 +310,12 @@ stages:
 #[test]
 fn a_second_run_on_one_state_directory_is_refused() {
     let place = Place::new();
-    let held = Store::open(&place.options.state, Access::Run { run_id: "other".into() }).unwrap();
+    let held = Store::open(
+        &Storage::default(),
+        &place.options.state,
+        Access::Run { run_id: "other".into() },
+    )
+    .unwrap();
     let error = place.try_run(&[]).unwrap_err();
     assert_eq!(error.exit_code(), 3);
     assert!(error.to_string().contains("run other"), "{error}");

@@ -1,5 +1,7 @@
 //! Stages with the same recipe on different rows: each is reused with its own rows, whatever ran before.
 
+use flow_storage::Storage;
+
 use super::*;
 
 /// `evens` and `odds` do the same work on two outputs of one stage.
@@ -98,7 +100,7 @@ fn what_a_run_that_was_cut_short_left_is_not_taken_for_the_whole() {
     place.shard("s10", "2\n998");
     assert_eq!(place.try_run(&[]).unwrap_err().exit_code(), 1);
     let snapshots = |place: &Place| {
-        let store = Store::open(&place.options.state, Access::Read).unwrap();
+        let store = Store::open(&Storage::default(), &place.options.state, Access::Read).unwrap();
         let last = store.runs().unwrap().pop().unwrap();
         store.run_snapshots(&last).unwrap().unwrap()
     };
@@ -220,7 +222,12 @@ fn collecting_drops_partitions_that_no_run_had() {
     let files = |place: &Place| place.bytes().len();
     let before = files(&place);
     let collect = |keep| {
-        let store = Store::open(&place.options.state, Access::Run { run_id: "gc".into() }).unwrap();
+        let store = Store::open(
+            &Storage::default(),
+            &place.options.state,
+            Access::Run { run_id: "gc".into() },
+        )
+        .unwrap();
         store.collect_garbage(keep, false).unwrap()
     };
     assert_eq!(collect(4).partitions, 0);

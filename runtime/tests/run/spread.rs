@@ -7,6 +7,7 @@ use std::thread;
 use flow_kind::Digest;
 use flow_processes::{Address, End, Join, Processes, join};
 use flow_runtime::run::follow;
+use flow_storage::Storage;
 use flow_storage_testing::{Fault, FaultRule, TestServer};
 
 use super::*;
@@ -219,7 +220,7 @@ fn several_processes_go_on_from_what_one_or_several_have_done() {
             .unwrap();
     }
     run_on(&place, 3, &Events::default(), |_| options_of(&place, 1)).unwrap();
-    let store = Store::open(&place.options.state, Access::Read).unwrap();
+    let store = Store::open(&Storage::default(), &place.options.state, Access::Read).unwrap();
     for shard in &shards {
         assert!(store.sources().known(shard).unwrap().is_some(), "{}", shard.display());
     }

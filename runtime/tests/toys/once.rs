@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Shape, Source, SourcePartition, StageError,
 };
+use flow_storage::Storage;
 use flow_store::DigestedFile;
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +89,7 @@ impl Source for OnceBody {
             let more = fs::read_to_string(&path).is_ok_and(|found| found.starts_with(text.as_str()));
             write_aged(&path, &format!("{text}{}", if more { "0" } else { "" }));
         }
-        let mut file = DigestedFile::open(&path).map_err(StageError::failed)?;
+        let mut file = DigestedFile::open(&Storage::default(), &path).map_err(StageError::failed)?;
         let length = file.length() as usize;
         let mut bytes = file.read(0, length / 2).map_err(StageError::failed)?;
         if let Some(text) = &self.0.between {

@@ -8,6 +8,7 @@ use flow_corpus::ReadSettings;
 use flow_inspect::table::{count, plural};
 use flow_layouts::sample::ManifestSample;
 use flow_spec::Checked;
+use flow_storage::Storage;
 
 use flow_cli::failure::Failure;
 
@@ -23,7 +24,11 @@ const PLACES: usize = 5;
 
 /// Checks some rows of each manifest that a stage reads, and prints their statistics and which would be rejected.
 /// Returns the names of the stages whose manifests have no usable row among them, and the languages and texts of usable rows.
-pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<(Vec<String>, Texts), Failure> {
+pub fn look_at_manifests(
+    storage: &Storage,
+    checked: &Checked,
+    out: &mut dyn Write,
+) -> Result<(Vec<String>, Texts), Failure> {
     let (mut without, mut texts) = (Vec::new(), Texts::new());
     for (index, stage) in checked.stages.iter().enumerate() {
         if stage.kind.name() != "manifest.read" {
@@ -34,7 +39,7 @@ pub fn look_at_manifests(checked: &Checked, out: &mut dyn Write) -> Result<(Vec<
             continue;
         }
         let scratch = tempfile::tempdir().map_err(Failure::unreadable)?;
-        let sample = ManifestSample::of(&settings, scratch.path(), ROWS, LIMIT)
+        let sample = ManifestSample::of(storage, &settings, scratch.path(), ROWS, LIMIT)
             .map_err(|error| Failure::unreadable(checked.diagnose(index, &error)))?;
         for line in lines(&stage.name, &settings.manifest, &sample) {
             writeln!(out, "{}", escape_line(&line))?;

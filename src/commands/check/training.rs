@@ -10,6 +10,7 @@ use flow_model::ModelConfig;
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_spec::Checked;
+use flow_storage::Storage;
 use flow_text::language_tag::split_tag;
 use flow_training::init::is_remote;
 use flow_training::prompts::RowPrompts;
@@ -25,7 +26,12 @@ const LETTERS: usize = 10;
 
 /// Prints, for each stage that trains, its recipe beside that of the model that it begins from, and how texts of the manifests
 /// are written and cut into tokens. A model that is not on this machine is left out.
-pub fn look_at_training(checked: &Checked, texts: &Texts, out: &mut dyn Write) -> Result<(), Failure> {
+pub fn look_at_training(
+    storage: &Storage,
+    checked: &Checked,
+    texts: &Texts,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
     for stage in &checked.stages {
         if stage.kind.name() != "training.train" {
             continue;
@@ -37,7 +43,7 @@ pub fn look_at_training(checked: &Checked, texts: &Texts, out: &mut dyn Write) -
         }
         let wrong = |error: flow_training::TrainingError| Failure::unreadable(format!("{}: {error}", stage.name));
         writeln!(out, "{}", escape_line(&recipe(&stage.name, &settings).map_err(wrong)?))?;
-        let tokenizer = tokenizer(&settings).map_err(wrong)?;
+        let tokenizer = tokenizer(storage, &settings).map_err(wrong)?;
         let lines = of_texts(texts, tokenizer.as_ref());
         let prompts = of_prompts(&settings, texts).map_err(wrong)?;
         for line in lines.into_iter().chain(prompts) {
@@ -48,8 +54,11 @@ pub fn look_at_training(checked: &Checked, texts: &Texts, out: &mut dyn Write) -
 }
 
 /// The tokenizer of a training; none if it is still to be made.
-fn tokenizer(settings: &ResolvedSettings) -> Result<Option<Tokenizer>, flow_training::TrainingError> {
-    let bytes = match settings.tokenizer_file()? {
+fn tokenizer(
+    storage: &Storage,
+    settings: &ResolvedSettings,
+) -> Result<Option<Tokenizer>, flow_training::TrainingError> {
+    let bytes = match settings.tokenizer_file(storage)? {
         None if settings.init != "none" => OpenModel::open(settings.init_path())?.tokenizer,
         bytes => bytes,
     };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flow_hub::HubReference;
 use flow_inspect::frozen::Frozen;
+use flow_storage::Storage;
 use flow_store::{Access, Store};
 use serde_json::{Value, json};
 
@@ -29,15 +30,15 @@ struct Origin {
 ///
 /// # Errors
 /// Where the state directory cannot be read.
-pub fn of_folder(folder: &Path, state: &Path, repository: &HubReference) -> Result<String, Failure> {
-    Ok(card(&origin(folder, state)?, repository))
+pub fn of_folder(storage: &Storage, folder: &Path, state: &Path, repository: &HubReference) -> Result<String, Failure> {
+    Ok(card(&origin(storage, folder, state)?, repository))
 }
 
-fn origin(folder: &Path, state: &Path) -> Result<Origin, Failure> {
-    if !Store::is_there(state)? {
+fn origin(storage: &Storage, folder: &Path, state: &Path) -> Result<Origin, Failure> {
+    if !Store::is_there(storage, state)? {
         return Ok(Origin::default());
     }
-    let store = Store::open(state, Access::Read)?;
+    let store = Store::open(storage, state, Access::Read)?;
     let wanted = real(folder);
     for id in store.runs()?.iter().rev() {
         let frozen = Frozen::read(&store.run_folder(id)?.join("spec.yaml"));

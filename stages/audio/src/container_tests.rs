@@ -1,5 +1,7 @@
 //! Movies and Matroska files that are made here, byte by byte, with 16-bit samples where nothing else is said.
 
+use flow_storage::Storage;
+
 use crate::decode::decode;
 use crate::error::AudioError;
 use crate::format::{Format, recognise};
@@ -122,7 +124,7 @@ fn read(bytes: &[u8]) -> Result<Read, AudioError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("recording");
     std::fs::write(&path, bytes).unwrap();
-    let mut reader = RecordingReader::open(&path, None, Channels::Mix)?;
+    let mut reader = RecordingReader::open(&Storage::default(), &path, None, Channels::Mix)?;
     let mut samples = Vec::new();
     loop {
         match reader.read(&mut samples)? {
@@ -588,7 +590,7 @@ fn the_track_that_is_asked_for_is_decoded() {
     let (one, two) = (sound(1_000), vec![77; 1_000]);
     let write = |bytes: &[u8]| std::fs::write(&path, bytes).unwrap();
     let read = |track| {
-        let mut reader = RecordingReader::open_track(&path, None, Channels::Mix, Some(track))?;
+        let mut reader = RecordingReader::open_track(&Storage::default(), &path, None, Channels::Mix, Some(track))?;
         let mut samples = Vec::new();
         while reader.read(&mut samples)? == Progress::More {}
         Ok::<_, AudioError>((samples, reader.note()))

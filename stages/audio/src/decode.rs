@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use flow_kind::open_input_file;
-use flow_storage::InputFile;
+use flow_storage::{InputFile, Storage};
 
 use crate::embedded;
 use crate::error::AudioError;
@@ -44,9 +44,9 @@ pub(crate) fn decode_and_tell(bytes: &[u8], max_seconds: f64) -> Result<(Vec<f32
 }
 
 /// Reads `size` bytes at `offset` of a file: one member of a tar, whose blocks are kept if it is an object.
-pub fn read_range(path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
+pub fn read_range(storage: &Storage, path: &Path, offset: u64, size: u64) -> Result<Vec<u8>, AudioError> {
     let failed = |source| AudioError::read(path, source);
-    let file = open_input_file(path).map_err(failed)?.in_blocks();
+    let file = open_input_file(storage, path).map_err(failed)?.in_blocks();
     read_open_range(&file, path, offset, size)
 }
 
@@ -75,12 +75,12 @@ pub fn read_open_range(file: &InputFile, path: &Path, offset: u64, size: u64) ->
 }
 
 /// Reads a whole file of one recording.
-pub fn read_file(path: &Path) -> Result<Vec<u8>, AudioError> {
+pub fn read_file(storage: &Storage, path: &Path) -> Result<Vec<u8>, AudioError> {
     if let Some(embedded) = embedded::parse(path) {
-        return embedded.read();
+        return embedded.read(storage);
     }
     let failed = |source| AudioError::read(path, source);
-    let file = open_input_file(path).map_err(failed)?;
+    let file = open_input_file(storage, path).map_err(failed)?;
     let size = file.length().map_err(failed)?;
     read_open_range(&file, path, 0, size)
 }

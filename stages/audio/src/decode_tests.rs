@@ -1,3 +1,4 @@
+use flow_storage::Storage;
 use serde::Deserialize;
 
 use super::*;
@@ -91,15 +92,15 @@ fn what_cannot_be_decoded_says_so() {
     ));
     let path = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
     assert!(matches!(
-        read_range(path, 10, u64::MAX),
+        read_range(&Storage::default(), path, 10, u64::MAX),
         Err(AudioError::TooLarge { .. })
     ));
     assert!(matches!(
-        read_range(path, u64::MAX - 5, 100),
+        read_range(&Storage::default(), path, u64::MAX - 5, 100),
         Err(AudioError::PastEnd { .. })
     ));
     assert!(matches!(
-        read_file(std::path::Path::new("/no/such/file")),
+        read_file(&Storage::default(), std::path::Path::new("/no/such/file")),
         Err(AudioError::Read { .. })
     ));
 }

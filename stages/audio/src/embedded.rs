@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::DataType;
 use flow_parquet::{CountedRows, ForeignParquet};
-use flow_storage::{FileVersion, is_url};
+use flow_storage::{FileVersion, Storage, is_url};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};
 use rustix::fs::MemfdFlags;
@@ -99,16 +99,16 @@ impl Embedded {
     ///
     /// # Errors
     /// When the file cannot be read or has no such bytes or value.
-    pub fn read(&self) -> Result<Vec<u8>, AudioError> {
+    pub fn read(&self, storage: &Storage) -> Result<Vec<u8>, AudioError> {
         match self.place {
-            EmbeddedPlace::Bytes { offset, size } => read_range(&self.file, offset, size),
-            EmbeddedPlace::Value { column, row_group, row } => self.value(column, row_group, row),
+            EmbeddedPlace::Bytes { offset, size } => read_range(storage, &self.file, offset, size),
+            EmbeddedPlace::Value { column, row_group, row } => self.value(storage, column, row_group, row),
         }
     }
 
     /// The same as a file of its own, which is in memory.
-    pub(crate) fn into_file(self) -> Result<std::fs::File, AudioError> {
-        let bytes = self.read()?;
+    pub(crate) fn into_file(self, storage: &Storage) -> Result<std::fs::File, AudioError> {
+        let bytes = self.read(storage)?;
         let in_memory = || -> io::Result<std::fs::File> {
             let file = std::fs::File::from(rustix::fs::memfd_create("recording", MemfdFlags::CLOEXEC)?);
             std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0)?;
@@ -117,13 +117,13 @@ impl Embedded {
         in_memory().map_err(|source| AudioError::read(self.file, source))
     }
 
-    fn value(&self, column: usize, row_group: usize, row: usize) -> Result<Vec<u8>, AudioError> {
+    fn value(&self, storage: &Storage, column: usize, row_group: usize, row: usize) -> Result<Vec<u8>, AudioError> {
         thread_local! {
             static OPEN: RefCell<OpenFiles> = RefCell::default();
         }
         // Taken while it is used: a panic of the decoder leaves none that is half read.
         let mut open = OPEN.with_borrow_mut(std::mem::take);
-        let value = open.value(&self.file, column, row_group, row);
+        let value = open.value(storage, &self.file, column, row_group, row);
         OPEN.set(open);
         value
     }
@@ -154,7 +154,14 @@ struct Cursor {
 }
 
 impl OpenFiles {
-    fn value(&mut self, path: &Path, column: usize, row_group: usize, row: usize) -> Result<Vec<u8>, AudioError> {
+    fn value(
+        &mut self,
+        storage: &Storage,
+        path: &Path,
+        column: usize,
+        row_group: usize,
+        row: usize,
+    ) -> Result<Vec<u8>, AudioError> {
         let read = |source| AudioError::read(path, source);
         let damaged = |why: String| AudioError::Decode(format!("{}: {why}", path.display()));
         let version = match is_url(path) {
@@ -166,7 +173,7 @@ impl OpenFiles {
             if self.files.len() >= MOST_OPEN {
                 self.files.clear();
             }
-            let parquet = ForeignParquet::open_in_blocks(path).map_err(read)?;
+            let parquet = ForeignParquet::open_in_blocks(storage, path).map_err(read)?;
             let metadata = parquet.metadata();
             let metadata = metadata.map_err(|error| unreadable(&parquet, path, error.to_string()))?;
             let file = OpenFile {

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use arrow::array::{BinaryArray, RecordBatch, StringArray, StructArray};
 use arrow::datatypes::{Field, Fields, Schema};
+use flow_storage::Storage;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -83,7 +84,7 @@ fn values_of_parquet_files_are_read_in_any_order_as_recordings() {
     parquet_of(&values, &path);
     let at = |n: usize| path_of_value(path.to_str().unwrap(), 1, n / 3, n % 3);
     for n in [0, 2, 3, 4, 5, 6, 7, 7, 3, 2, 0, 1, 2] {
-        let read = read_file(Path::new(&at(n)));
+        let read = read_file(&Storage::default(), Path::new(&at(n)));
         match values[n] {
             Some(value) => assert!(read.unwrap() == value, "{n}"),
             None => assert!(read.unwrap_err().to_string().contains("has no bytes")),
@@ -101,25 +102,33 @@ fn values_of_parquet_files_are_read_in_any_order_as_recordings() {
         (path_of_value(path.to_str().unwrap(), 9, 0, 0), "no column 9"),
         (path_of_value(path.to_str().unwrap(), 0, 0, 0), "has no bytes"),
     ] {
-        let error = read_file(Path::new(&wrong)).unwrap_err().to_string();
+        let error = read_file(&Storage::default(), Path::new(&wrong))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}");
     }
     // Another file of the same name is noticed.
     parquet_of(&[Some(&flac)], &path);
     let zero = at(0);
     let zero = Path::new(&zero);
-    assert!(read_file(zero).unwrap() == flac);
+    assert!(read_file(&Storage::default(), zero).unwrap() == flac);
     // All ways to a recording lead there.
     let whole = decode(&flac, 60.0).unwrap();
-    let seconds = stated_seconds(zero, None).unwrap();
-    assert_eq!(decode_row(zero, None, 0.0, seconds, 60.0).unwrap(), whole);
-    let part = decode_row(zero, None, 0.5, 0.25, 60.0).unwrap();
+    let seconds = stated_seconds(&Storage::default(), zero, None).unwrap();
+    assert_eq!(
+        decode_row(&Storage::default(), zero, None, 0.0, seconds, 60.0).unwrap(),
+        whole
+    );
+    let part = decode_row(&Storage::default(), zero, None, 0.5, 0.25, 60.0).unwrap();
     assert_eq!(part, whole[8_000..12_000]);
-    assert!(RecordingReader::open(zero, None, Channels::Mix).is_ok());
+    assert!(RecordingReader::open(&Storage::default(), zero, None, Channels::Mix).is_ok());
     fs::write(&path, b"PAR1 this is none").unwrap();
-    assert!(read_file(zero).is_err());
+    assert!(read_file(&Storage::default(), zero).is_err());
     fs::remove_file(&path).unwrap();
-    assert!(matches!(read_file(zero), Err(AudioError::Read { .. })));
+    assert!(matches!(
+        read_file(&Storage::default(), zero),
+        Err(AudioError::Read { .. })
+    ));
 }
 
 #[test]
@@ -130,16 +139,19 @@ fn bytes_of_a_file_are_a_recording() {
     fs::write(&path, [b"utt1 ", &flac[..], b"utt2 "].concat()).unwrap();
     let named = path_of_bytes(path.to_str().unwrap(), 5, flac.len() as u64);
     let named = Path::new(&named);
-    assert!(read_file(named).unwrap() == flac);
-    let seconds = stated_seconds(named, None).unwrap();
+    assert!(read_file(&Storage::default(), named).unwrap() == flac);
+    let seconds = stated_seconds(&Storage::default(), named, None).unwrap();
     assert_eq!(
-        decode_row(named, None, 0.0, seconds, 60.0).unwrap(),
+        decode_row(&Storage::default(), named, None, 0.0, seconds, 60.0).unwrap(),
         decode(&flac, 60.0).unwrap()
     );
     let beyond = path_of_bytes(path.to_str().unwrap(), 5, flac.len() as u64 + 6);
-    assert!(matches!(read_file(Path::new(&beyond)), Err(AudioError::PastEnd { .. })));
     assert!(matches!(
-        decode_row(Path::new(&beyond), None, 0.0, 1.0, 60.0),
+        read_file(&Storage::default(), Path::new(&beyond)),
+        Err(AudioError::PastEnd { .. })
+    ));
+    assert!(matches!(
+        decode_row(&Storage::default(), Path::new(&beyond), None, 0.0, 1.0, 60.0),
         Err(AudioError::PastEnd { .. })
     ));
 }

@@ -85,7 +85,7 @@ type Result<T> = std::result::Result<T, ListingError>;
 /// # Errors
 /// If a folder or prefix has no recording or cannot be read, a pattern fits nothing, or two recordings have the same path below
 /// different folders.
-pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
+pub fn recordings(storage: &Storage, input: &[String]) -> Result<Vec<Recording>> {
     let mut found = BTreeMap::new();
     for text in input {
         let wrong = ListingError;
@@ -96,7 +96,7 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
             Ok(None) => PathBuf::from(text),
             Ok(Some(Location::Local(path))) => path,
             Ok(Some(Location::Object(url))) => {
-                add(&mut found, objects(&url)?)?;
+                add(&mut found, objects(storage, &url)?)?;
                 continue;
             }
             Err(error) => return Err(wrong(error.to_string())),
@@ -129,9 +129,9 @@ pub fn recordings(input: &[String]) -> Result<Vec<Recording>> {
 ///
 /// # Errors
 /// As [`recordings`].
-pub fn shared_recordings(input: &[String]) -> Result<Arc<Vec<Recording>>> {
+pub fn shared_recordings(storage: &Storage, input: &[String]) -> Result<Arc<Vec<Recording>>> {
     static LISTED: Shared<Vec<String>, Vec<Recording>> = Shared::new();
-    LISTED.get(input.to_owned(), || recordings(input))
+    LISTED.get(input.to_owned(), || recordings(storage, input))
 }
 
 type Found = BTreeMap<String, PathBuf>;
@@ -215,8 +215,7 @@ fn walk(top: &Path, folder: &Path, seen: &mut HashSet<PathBuf>, files: &mut File
 }
 
 /// The recordings that a URL names, with their names below the prefix.
-fn objects(url: &ObjectUrl) -> Result<Files> {
-    let storage = Storage::global();
+fn objects(storage: &Storage, url: &ObjectUrl) -> Result<Files> {
     let failed = |error: StorageError| ListingError(error.to_string());
     let path = |url: &ObjectUrl| PathBuf::from(url.to_string());
     let mut top = url.clone();
@@ -359,7 +358,7 @@ mod tests {
             .iter()
             .map(|text| folder.join(text).to_string_lossy().into_owned())
             .collect();
-        Ok(recordings(&input)?
+        Ok(recordings(&Storage::default(), &input)?
             .into_iter()
             .map(|recording| recording.name)
             .collect())
@@ -393,7 +392,7 @@ mod tests {
         );
         let error = names(root, &["empty"]).unwrap_err().to_string();
         assert!(error.contains("holds no recording"), "{error}");
-        assert!(recordings(&[String::new()]).is_err());
+        assert!(recordings(&Storage::default(), &[String::new()]).is_err());
     }
 
     #[test]
@@ -415,13 +414,13 @@ mod tests {
     fn what_is_shared_is_listed_once_while_it_is_held() {
         let place = tree(&["a.wav"]);
         let input = [place.path().to_string_lossy().into_owned()];
-        let first = shared_recordings(&input).unwrap();
+        let first = shared_recordings(&Storage::default(), &input).unwrap();
         fs::write(place.path().join("b.wav"), b"x").unwrap();
-        let second = shared_recordings(&input).unwrap();
+        let second = shared_recordings(&Storage::default(), &input).unwrap();
         assert!(Arc::ptr_eq(&first, &second));
         drop((first, second));
-        assert_eq!(shared_recordings(&input).unwrap().len(), 2);
-        assert!(shared_recordings(&["gone/*.wav".to_owned()]).is_err());
+        assert_eq!(shared_recordings(&Storage::default(), &input).unwrap().len(), 2);
+        assert!(shared_recordings(&Storage::default(), &["gone/*.wav".to_owned()]).is_err());
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use flow_storage::Storage;
+
 use crate::decode::{SAMPLE_RATE, decode_and_tell, read_open_range};
 use crate::decode_fault::broken;
 use crate::error::AudioError;
@@ -74,13 +76,21 @@ impl Mixing {
 /// # Errors
 /// If the file cannot be read, the recording is not audio or damaged where it is decoded, or the row reaches past its end.
 pub fn decode_row(
+    storage: &Storage,
     path: &Path,
     range: Option<(u64, u64)>,
     start: f64,
     seconds: f64,
     max_seconds: f64,
 ) -> Result<Vec<f32>, AudioError> {
-    decode_row_of(path, range, (start, seconds), max_seconds, &mut Mixing::default())
+    decode_row_of(
+        storage,
+        path,
+        range,
+        (start, seconds),
+        max_seconds,
+        &mut Mixing::default(),
+    )
 }
 
 /// [`decode_row`] of a recording (`start` and `seconds` of the row) of which others may have been decoded.
@@ -88,13 +98,14 @@ pub fn decode_row(
 /// # Errors
 /// As [`decode_row`].
 pub fn decode_row_of(
+    storage: &Storage,
     path: &Path,
     range: Option<(u64, u64)>,
     (start, seconds): (f64, f64),
     max_seconds: f64,
     mixing: &mut Mixing,
 ) -> Result<Vec<f32>, AudioError> {
-    let bytes = StoredBytes::open(path, range)?;
+    let bytes = StoredBytes::open(storage, path, range)?;
     let is_all = |length: f64| start == 0.0 && (seconds - length).abs() <= TOLERANCE_SECONDS;
     if stated(&bytes).is_some_and(is_all) {
         let whole = read_open_range(&bytes.file, path, bytes.offset, bytes.size)?;
@@ -111,13 +122,14 @@ pub fn decode_row_of(
 /// [`is_decoded_from_the_beginning`] holds, the recording is decoded once for all of them, as far as the last one needs it
 /// or to the first damage.
 pub fn decode_rows(
+    storage: &Storage,
     path: &Path,
     range: Option<(u64, u64)>,
     rows: &[(f64, f64)],
     max_seconds: f64,
 ) -> Vec<Result<Vec<f32>, AudioError>> {
     if rows.len() > 1
-        && let Ok(bytes) = StoredBytes::open(path, range)
+        && let Ok(bytes) = StoredBytes::open(storage, path, range)
         && is_streamed(&bytes)
         && let Ok(mut pass) = Pass::open(&bytes, path, max_seconds)
     {
@@ -128,20 +140,20 @@ pub fn decode_rows(
         return decoded.into_iter().map(|(_, signal)| signal).collect();
     }
     let mut mixing = Mixing::default();
-    let alone = |row: &(f64, f64)| decode_row_of(path, range, *row, max_seconds, &mut mixing);
+    let alone = |row: &(f64, f64)| decode_row_of(storage, path, range, *row, max_seconds, &mut mixing);
     rows.iter().map(alone).collect()
 }
 
 /// Whether parts of a recording, which is the file or the `range` (offset and size in bytes) of it, cannot be decoded without
 /// what comes before them. False where it cannot be read.
-pub fn is_decoded_from_the_beginning(path: &Path, range: Option<(u64, u64)>) -> bool {
-    StoredBytes::open(path, range).is_ok_and(|bytes| is_streamed(&bytes))
+pub fn is_decoded_from_the_beginning(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> bool {
+    StoredBytes::open(storage, path, range).is_ok_and(|bytes| is_streamed(&bytes))
 }
 
 /// The length in seconds that the header of a FLAC or WAV recording gives, which is the file or the `range` (offset and size
 /// in bytes) of it. None of another format, and where the header does not say it or cannot be read: then only decoding tells.
-pub fn stated_seconds(path: &Path, range: Option<(u64, u64)>) -> Option<f64> {
-    stated(&StoredBytes::open(path, range).ok()?)
+pub fn stated_seconds(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> Option<f64> {
+    stated(&StoredBytes::open(storage, path, range).ok()?)
 }
 
 /// Rate, channels and length of a recording.
@@ -165,11 +177,11 @@ impl Extent {
 ///
 /// # Errors
 /// If the file cannot be read, is not audio, or is damaged as far as it was decoded.
-pub fn extent(path: &Path, range: Option<(u64, u64)>) -> Result<Extent, AudioError> {
-    if let Some(extent) = stated_extent(&StoredBytes::open(path, range)?) {
+pub fn extent(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> Result<Extent, AudioError> {
+    if let Some(extent) = stated_extent(&StoredBytes::open(storage, path, range)?) {
         return Ok(extent);
     }
-    let mut reader = RecordingReader::open(path, range, Channels::Mix)?;
+    let mut reader = RecordingReader::open(storage, path, range, Channels::Mix)?;
     let mut unused = Vec::new();
     loop {
         match reader.read(&mut unused)? {

@@ -1,3 +1,4 @@
+use flow_storage::Storage;
 use proptest::prelude::*;
 
 use super::*;
@@ -24,7 +25,7 @@ pub(crate) fn decode_part(
     seconds: f64,
     max_seconds: f64,
 ) -> Result<Part, AudioError> {
-    let bytes = StoredBytes::open(path, range)?;
+    let bytes = StoredBytes::open(&Storage::default(), path, range)?;
     let wanted = sample_at(start)..sample_at(start + seconds);
     let decoded = around(&bytes, path, &wanted, max_seconds, &mut Mixing::default())?;
     Ok(Part {
@@ -259,8 +260,8 @@ fn a_row_is_as_long_as_it_says() {
         let places = [("alone", None), ("within", Some((700, bytes.len() as u64)))];
         for (file, range) in places {
             let path = stored.0.path().join(file);
-            let row = |start: f64, seconds: f64| decode_row(&path, range, start, seconds, 3600.0);
-            assert_eq!(stated_seconds(&path, range), length, "{name}");
+            let row = |start: f64, seconds: f64| decode_row(&Storage::default(), &path, range, start, seconds, 3600.0);
+            assert_eq!(stated_seconds(&Storage::default(), &path, range), length, "{name}");
             for off in [-0.09, -0.003, 0.0, 0.003, 0.09] {
                 assert_eq!(row(0.0, seconds + off).unwrap(), whole, "{name} {off}");
             }
@@ -280,8 +281,14 @@ fn a_row_is_as_long_as_it_says() {
         }
     }
     let none = Stored::new(b"RIFFxxxxWAVEfmt ");
-    assert_eq!(stated_seconds(&none.0.path().join("alone"), None), None);
-    assert_eq!(stated_seconds(&none.0.path().join("no such file"), None), None);
+    assert_eq!(
+        stated_seconds(&Storage::default(), &none.0.path().join("alone"), None),
+        None
+    );
+    assert_eq!(
+        stated_seconds(&Storage::default(), &none.0.path().join("no such file"), None),
+        None
+    );
 }
 
 /// What is checked of a recording as a whole is checked where a row is all of it: here the MD5 of its samples.
@@ -291,7 +298,16 @@ fn a_row_that_is_a_whole_recording_is_checked_as_one() {
     let mut bytes = flac(16_000, 1, &samples);
     bytes[26] ^= 1; // In the MD5 of STREAMINFO.
     let stored = Stored::new(&bytes);
-    let row = |seconds: f64| decode_row(&stored.0.path().join("alone"), None, 0.0, seconds, 3600.0);
+    let row = |seconds: f64| {
+        decode_row(
+            &Storage::default(),
+            &stored.0.path().join("alone"),
+            None,
+            0.0,
+            seconds,
+            3600.0,
+        )
+    };
     assert_eq!(row(1.0).unwrap().len(), 16_000);
     assert_eq!(row(2.004).is_err(), decode(&bytes, 60.0).is_err());
 }
@@ -308,7 +324,7 @@ fn of_a_lossy_recording_no_more_is_decoded_than_up_to_the_end_of_the_row() {
     let stored = Stored::new(&damaged);
     let path = stored.0.path().join("alone");
     let half = (seconds / 2.0 * 16_000.0).round() as usize;
-    let row = |start, seconds, most| decode_row(&path, None, start, seconds, most);
+    let row = |start, seconds, most| decode_row(&Storage::default(), &path, None, start, seconds, most);
     assert_eq!(row(0.25, seconds / 2.0 - 0.25, 3600.0).unwrap(), samples[4_000..half]);
     assert!(row(0.25, seconds - 0.25, 3600.0).is_err(), "its end is damaged");
     // The limit is that of what is decoded, or of the length that the recording states.
@@ -319,9 +335,9 @@ fn of_a_lossy_recording_no_more_is_decoded_than_up_to_the_end_of_the_row() {
     for name in ["tone.m4a", "tone.ogg"] {
         let stored = Stored::new(&tone(name));
         let path = stored.0.path().join("alone");
-        let reader = RecordingReader::open(&path, None, Channels::Mix).unwrap();
+        let reader = RecordingReader::open(&Storage::default(), &path, None, Channels::Mix).unwrap();
         if let Some(stated) = reader.stated_seconds() {
-            let refused = decode_row(&path, None, 0.0, 0.1, stated - 0.01);
+            let refused = decode_row(&Storage::default(), &path, None, 0.0, 0.1, stated - 0.01);
             assert!(matches!(refused, Err(AudioError::TooLong { .. })), "{name}");
         }
     }
@@ -350,11 +366,15 @@ fn rows_of_one_recording_are_the_same_together_and_alone() {
         ];
         for (file, range) in [("alone", None), ("within", Some((700, bytes.len() as u64)))] {
             let path = stored.0.path().join(file);
-            assert_eq!(is_decoded_from_the_beginning(&path, range), !is_flac, "{name}");
-            let together = decode_rows(&path, range, &rows, 3600.0);
+            assert_eq!(
+                is_decoded_from_the_beginning(&Storage::default(), &path, range),
+                !is_flac,
+                "{name}"
+            );
+            let together = decode_rows(&Storage::default(), &path, range, &rows, 3600.0);
             assert_eq!(together.iter().filter(|row| row.is_ok()).count(), 5, "{name}");
             for (together, (start, seconds)) in together.into_iter().zip(rows) {
-                let alone = decode_row(&path, range, start, seconds, 3600.0);
+                let alone = decode_row(&Storage::default(), &path, range, start, seconds, 3600.0);
                 assert_eq!(
                     together.map_err(|error| error.to_string()),
                     alone.map_err(|error| error.to_string()),
@@ -363,7 +383,13 @@ fn rows_of_one_recording_are_the_same_together_and_alone() {
             }
         }
     }
-    let gone = decode_rows(Path::new("no such file"), None, &[(0.0, 1.0), (1.0, 1.0)], 10.0);
+    let gone = decode_rows(
+        &Storage::default(),
+        Path::new("no such file"),
+        None,
+        &[(0.0, 1.0), (1.0, 1.0)],
+        10.0,
+    );
     assert!(gone.len() == 2 && gone.iter().all(Result::is_err));
 }
 
@@ -395,15 +421,24 @@ fn rows_around_damage_are_decoded_once() {
             let before = DECODED_FRAMES.get();
             (work(), DECODED_FRAMES.get() - before)
         };
-        let (together, frames) = counted(&|| decode_rows(&path, None, &rows, most));
-        let (alone, frames_of_one) = counted(&|| vec![decode_row(&path, None, reaching.0, reaching.1, most)]);
+        let (together, frames) = counted(&|| decode_rows(&Storage::default(), &path, None, &rows, most));
+        let (alone, frames_of_one) = counted(&|| {
+            vec![decode_row(
+                &Storage::default(),
+                &path,
+                None,
+                reaching.0,
+                reaching.1,
+                most,
+            )]
+        });
         let why = alone[0].as_ref().unwrap_err().to_string();
         assert!(!why.contains("the row ends at"), "{name}: {why}");
         assert_eq!(frames, frames_of_one, "{name}");
         assert!(frames > 0, "{name}");
         for ((start, seconds), together) in rows.into_iter().zip(together) {
             assert_eq!(together.is_ok(), start + seconds < 0.6, "{name} {start}");
-            let alone = decode_row(&path, None, start, seconds, most);
+            let alone = decode_row(&Storage::default(), &path, None, start, seconds, most);
             assert_eq!(
                 together.map_err(|error| error.to_string()),
                 alone.map_err(|error| error.to_string()),

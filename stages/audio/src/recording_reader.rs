@@ -3,6 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use flow_storage::Storage;
+
 use crate::decode::SAMPLE_RATE;
 use crate::decode_fault::{LONGER_THAN_ITS_HEADER_SAYS, broken};
 use crate::error::AudioError;
@@ -58,8 +60,13 @@ impl RecordingReader {
     /// # Errors
     /// [`AudioError::Read`] if the file cannot be read, [`AudioError::Unsupported`] where the format is not known, and others
     /// where nothing can be decoded of the recording, or it has not that channel.
-    pub fn open(path: &Path, range: Option<(u64, u64)>, channels: Channels) -> Result<RecordingReader, AudioError> {
-        RecordingReader::open_track(path, range, channels, None)
+    pub fn open(
+        storage: &Storage,
+        path: &Path,
+        range: Option<(u64, u64)>,
+        channels: Channels,
+    ) -> Result<RecordingReader, AudioError> {
+        RecordingReader::open_track(storage, path, range, channels, None)
     }
 
     /// The same of an audio track, counted from 1; with none, of the one that is played.
@@ -67,12 +74,13 @@ impl RecordingReader {
     /// # Errors
     /// As [`RecordingReader::open`], and where there is no such track.
     pub fn open_track(
+        storage: &Storage,
         path: &Path,
         range: Option<(u64, u64)>,
         channels: Channels,
         track: Option<u32>,
     ) -> Result<RecordingReader, AudioError> {
-        RecordingReader::of(path, StoredBytes::open(path, range)?, channels, track)
+        RecordingReader::of(path, StoredBytes::open(storage, path, range)?, channels, track)
     }
 
     /// The same of a file that is open; `path` is for messages.
@@ -270,8 +278,8 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
 
 /// How many channels an audio track (counted from 1; none for the one that is played) of a recording has, which is the file or the
 /// `range` (offset and size in bytes) of it; none where it cannot be opened.
-pub fn channel_count(path: &Path, range: Option<(u64, u64)>, track: Option<u32>) -> Option<u32> {
-    let reader = RecordingReader::open_track(path, range, Channels::Mix, track).ok()?;
+pub fn channel_count(storage: &Storage, path: &Path, range: Option<(u64, u64)>, track: Option<u32>) -> Option<u32> {
+    let reader = RecordingReader::open_track(storage, path, range, Channels::Mix, track).ok()?;
     Some(reader.layout.channels)
 }
 

@@ -1,5 +1,6 @@
 use std::f64::consts::PI;
 
+use flow_storage::Storage;
 use opus_pure::{Application, MAX_PACKET_BYTES, OggOpusWriter, OpusEncoder, OpusHead};
 
 use super::*;
@@ -113,7 +114,7 @@ fn read_channels(bytes: &[u8], channels: Channels) -> Result<Read, AudioError> {
     let path = folder.path().join("recording");
     // As part of something larger, as in a tar.
     std::fs::write(&path, [&[0x55; 700][..], bytes, &[0x55; 3_000]].concat()).unwrap();
-    let mut reader = RecordingReader::open(&path, Some((700, bytes.len() as u64)), channels)?;
+    let mut reader = RecordingReader::open(&Storage::default(), &path, Some((700, bytes.len() as u64)), channels)?;
     let mut samples = Vec::new();
     let end = loop {
         match reader.read(&mut samples)? {
@@ -334,11 +335,11 @@ fn a_channel_is_what_it_is_alone() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
-    assert_eq!(channel_count(&path, None, None), None);
+    assert_eq!(channel_count(&Storage::default(), &path, None, None), None);
     std::fs::write(&path, &bytes).unwrap();
-    assert_eq!(channel_count(&path, None, None), Some(2));
+    assert_eq!(channel_count(&Storage::default(), &path, None, None), Some(2));
     std::fs::write(&path, b"a text").unwrap();
-    assert_eq!(channel_count(&path, None, None), None);
+    assert_eq!(channel_count(&Storage::default(), &path, None, None), None);
 }
 
 /// What came before the damage is given, and it is right.
@@ -415,7 +416,7 @@ fn silence_takes_the_place_of_pages_that_are_missing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.opus");
     std::fs::write(&path, &damaged).unwrap();
-    let mut reader = RecordingReader::open(&path, None, Channels::Mix).unwrap();
+    let mut reader = RecordingReader::open(&Storage::default(), &path, None, Channels::Mix).unwrap();
     reader.fill_holes();
     let mut found = Vec::new();
     let end = loop {
@@ -844,15 +845,18 @@ fn what_cannot_be_opened_says_why() {
     }
     assert!(matches!(why(&wav(16_000, 1, &[])), AudioError::Decode(_)));
     assert!(matches!(why(&wav(500, 1, &[1; 100])), AudioError::SampleRate(500)));
-    let gone = RecordingReader::open(Path::new("/no/such/file"), None, Channels::Mix);
+    let gone = RecordingReader::open(&Storage::default(), Path::new("/no/such/file"), None, Channels::Mix);
     assert!(matches!(gone, Err(AudioError::Read { .. })));
     // Opening a pipe waits until somebody writes to it.
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe.wav");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    assert_eq!(channel_count(&pipe, None, None), None);
-    assert!(matches!(crate::decode::read_file(&pipe), Err(AudioError::Read { .. })));
+    assert_eq!(channel_count(&Storage::default(), &pipe, None, None), None);
+    assert!(matches!(
+        crate::decode::read_file(&Storage::default(), &pipe),
+        Err(AudioError::Read { .. })
+    ));
 }
 
 /// An MP4 whose index is before its samples, as those for downloads have it.

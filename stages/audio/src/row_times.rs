@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_storage::Storage;
 use serde_json::Value;
 
 use crate::part::{TOLERANCE_SECONDS, stated_seconds};
@@ -192,10 +193,14 @@ impl UnitSample {
     }
 
     /// Milliseconds, where most recordings whose length is known are far too short for seconds, and long enough for these.
-    pub fn unit(&self) -> Unit {
+    pub fn unit(&self, storage: &Storage) -> Unit {
         let (mut known, mut beyond) = (0, 0);
         for (files, start, end) in &self.rows {
-            let Some(length) = files.iter().find(|file| file.is_file()).and_then(|file| length(file)) else {
+            let Some(length) = files
+                .iter()
+                .find(|file| file.is_file())
+                .and_then(|file| length(storage, file))
+            else {
                 continue;
             };
             known += 1;
@@ -212,8 +217,8 @@ impl UnitSample {
     }
 }
 
-fn length(file: &Path) -> Option<f64> {
-    stated_seconds(file, None).filter(|seconds| seconds.is_finite() && *seconds > 0.0)
+fn length(storage: &Storage, file: &Path) -> Option<f64> {
+    stated_seconds(storage, file, None).filter(|seconds| seconds.is_finite() && *seconds > 0.0)
 }
 
 #[cfg(test)]
@@ -231,7 +236,7 @@ mod tests {
             }
         }
         assert!(sample.rows.len() <= MOST_SAMPLED && sample.rows.len() > MOST_SAMPLED / 4);
-        assert_eq!(sample.unit(), Unit::Seconds);
+        assert_eq!(sample.unit(&Storage::default()), Unit::Seconds);
     }
 
     #[test]

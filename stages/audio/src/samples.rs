@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use flow_kind::StageError;
+use flow_storage::Storage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -83,8 +84,13 @@ pub struct RecordingSamples {
 ///
 /// # Errors
 /// If the file is there and cannot be read.
-pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<RecordingReader, Refusal>, AudioError> {
-    open_range(path, None, max_seconds, channels, None)
+pub fn open(
+    storage: &Storage,
+    path: &Path,
+    max_seconds: f64,
+    channels: Channels,
+) -> Result<Result<RecordingReader, Refusal>, AudioError> {
+    open_range(storage, path, None, max_seconds, channels, None)
 }
 
 /// The same of a recording that is the `range` (offset and size in bytes) of a file, if there is one, and of an audio track, counted
@@ -93,6 +99,7 @@ pub fn open(path: &Path, max_seconds: f64, channels: Channels) -> Result<Result<
 /// # Errors
 /// As [`open`].
 pub fn open_range(
+    storage: &Storage,
     path: &Path,
     range: Option<(u64, u64)>,
     max_seconds: f64,
@@ -103,7 +110,7 @@ pub fn open_range(
     // The length of a file; none of what is not a file.
     let file = crate::embedded::file_of(path);
     let length = match flow_storage::is_url(file) {
-        true => flow_kind::open_input_file(file)
+        true => flow_kind::open_input_file(storage, file)
             .and_then(|file| file.length())
             .map(Some),
         false => file.metadata().map(|found| found.is_file().then_some(found.len())),
@@ -120,7 +127,7 @@ pub fn open_range(
             return Err(AudioError::read(path, source));
         }
     }
-    match RecordingReader::open_track(path, range, channels, track) {
+    match RecordingReader::open_track(storage, path, range, channels, track) {
         Ok(reader) if reader.stated_seconds().is_some_and(|seconds| seconds > max_seconds) => {
             Ok(Err(Refusal::too_long(path, max_seconds)))
         }
@@ -136,8 +143,8 @@ pub fn open_range(
 ///
 /// # Errors
 /// If the file is there and cannot be read.
-pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal>, StageError> {
-    let whole = samples_or_damage(path, max_seconds, OnDamage::Refuse, None)?;
+pub fn samples(storage: &Storage, path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal>, StageError> {
+    let whole = samples_or_damage(storage, path, max_seconds, OnDamage::Refuse, None)?;
     Ok(whole.map(|whole| whole.samples))
 }
 
@@ -146,15 +153,17 @@ pub fn samples(path: &Path, max_seconds: f64) -> Result<Result<Vec<f32>, Refusal
 /// # Errors
 /// As [`samples`].
 pub fn samples_or_damage(
+    storage: &Storage,
     path: &Path,
     max_seconds: f64,
     on_damage: OnDamage,
     track: Option<u32>,
 ) -> Result<Result<RecordingSamples, Refusal>, StageError> {
-    let mut reader = match open_range(path, None, max_seconds, Channels::Mix, track).map_err(StageError::failed)? {
-        Ok(reader) => reader,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let mut reader =
+        match open_range(storage, path, None, max_seconds, Channels::Mix, track).map_err(StageError::failed)? {
+            Ok(reader) => reader,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
     if on_damage == OnDamage::Keep {
         reader.fill_holes();
     }
@@ -187,11 +196,15 @@ pub fn samples_or_damage(
 ///
 /// # Errors
 /// If `is_stopped` becomes true before the lock is taken.
-pub fn lock_if_long(path: &Path, is_stopped: &dyn Fn() -> bool) -> Result<Option<MutexGuard<'static, ()>>, Stopped> {
+pub fn lock_if_long(
+    storage: &Storage,
+    path: &Path,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<Option<MutexGuard<'static, ()>>, Stopped> {
     static LONG: Mutex<()> = Mutex::new(());
-    let is_long = stated_seconds(path, None).map_or_else(
+    let is_long = stated_seconds(storage, path, None).map_or_else(
         || {
-            let length = flow_kind::open_input_file(path).and_then(|file| file.length());
+            let length = flow_kind::open_input_file(storage, path).and_then(|file| file.length());
             length.is_ok_and(|length| length > 20_000_000)
         },
         |seconds| seconds > 600.0,
@@ -236,7 +249,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
         std::fs::write(&path, bytes).unwrap();
-        samples(&path, max_seconds)
+        samples(&Storage::default(), &path, max_seconds)
             .unwrap()
             .map_or_else(|refusal| refusal.reason, |_| "ok")
     }
@@ -270,7 +283,7 @@ mod tests {
         assert_eq!(reason("a.wav", b"RIFF\x04\0\0\0WAVE", 10.0), "unsupported_format");
         assert_eq!(reason("a.wav", &wav(16_000, &[]), 10.0), "decode_error");
         let folder = tempfile::tempdir().unwrap();
-        let refused = |path: &Path| samples(path, 10.0).unwrap().unwrap_err().reason;
+        let refused = |path: &Path| samples(&Storage::default(), path, 10.0).unwrap().unwrap_err().reason;
         assert_eq!(refused(&folder.path().join("gone.wav")), "missing_file");
         assert_eq!(refused(folder.path()), "missing_file");
     }
@@ -282,7 +295,7 @@ mod tests {
         let whole = wav(16_000, &[7; 48_000]);
         let read = |bytes: &[u8], on_damage| {
             std::fs::write(&path, bytes).unwrap();
-            samples_or_damage(&path, 10.0, on_damage, None).unwrap()
+            samples_or_damage(&Storage::default(), &path, 10.0, on_damage, None).unwrap()
         };
         let (cut, stump) = (&whole[..44 + 64_000], &whole[..44 + 20_000]);
         for on_damage in [OnDamage::Keep, OnDamage::Refuse] {
@@ -297,7 +310,10 @@ mod tests {
         let kept = read(cut, OnDamage::Keep).unwrap();
         assert!(kept.damaged && (30_000..=32_000).contains(&kept.samples.len()));
         assert_eq!(read(cut, OnDamage::Refuse).unwrap_err().reason, "decode_error");
-        assert_eq!(samples(&path, 10.0).unwrap().unwrap_err().reason, "decode_error");
+        assert_eq!(
+            samples(&Storage::default(), &path, 10.0).unwrap().unwrap_err().reason,
+            "decode_error"
+        );
     }
 
     #[test]
@@ -305,6 +321,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
         std::fs::write(&path, wav(8_000, &[1000; 4_000])).unwrap();
-        assert_eq!(samples(&path, 10.0).unwrap().unwrap().len(), 8_000);
+        assert_eq!(samples(&Storage::default(), &path, 10.0).unwrap().unwrap().len(), 8_000);
     }
 }

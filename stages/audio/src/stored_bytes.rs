@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use flow_kind::open_input_file;
-use flow_storage::InputFile;
+use flow_storage::{InputFile, Storage};
 use symphonia::core::io::MediaSource;
 
 use crate::decode_fault::broken;
@@ -32,7 +32,7 @@ pub(crate) struct StoredBytes {
 
 impl StoredBytes {
     /// Of the file, or of the `range` (offset and size) of it; of a path that names a recording within a file, that recording.
-    pub fn open(path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
+    pub fn open(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> Result<StoredBytes, AudioError> {
         match (range, embedded::parse(path)) {
             (Some(_), _) | (_, None) => {}
             (
@@ -42,12 +42,12 @@ impl StoredBytes {
                     place: EmbeddedPlace::Bytes { offset, size },
                 }),
             ) => {
-                return StoredBytes::open(&file, Some((offset, size)));
+                return StoredBytes::open(storage, &file, Some((offset, size)));
             }
-            (None, Some(value)) => return StoredBytes::of_file(value.into_file()?.into(), path, None),
+            (None, Some(value)) => return StoredBytes::of_file(value.into_file(storage)?.into(), path, None),
         }
         let failed = |source| AudioError::read(path, source);
-        let mut file = open_input_file(path).map_err(failed)?;
+        let mut file = open_input_file(storage, path).map_err(failed)?;
         if range.is_some() {
             file = file.in_blocks();
         }

@@ -205,6 +205,7 @@ mod tests {
     use crate::part::tests::decode_part;
     use crate::recording::probe;
     use crate::test_data::{raw_wav, wav};
+    use flow_storage::Storage;
 
     const LIST: &[u8] = b"LIST\x1a\0\0\0INFOISFT\x0d\0\0\0Lavf61.7.100\0\0";
 
@@ -247,7 +248,7 @@ mod tests {
             std::fs::write(&path, [&[7; 512][..], &bytes, &[7; 999]].concat()).unwrap();
             let range = Some((512, bytes.len() as u64));
             let seconds = 40_000.0 / 16_000.0 / f64::from(channels);
-            assert_eq!(stated_seconds(&path, range), Some(seconds));
+            assert_eq!(stated_seconds(&Storage::default(), &path, range), Some(seconds));
             let part = decode_part(&path, range, 0.5, 0.25, 10.0).unwrap();
             assert_eq!(part.signal, decode(&whole, 10.0).unwrap()[8_000..12_000]);
             // Of two channels the first second is decoded, too: it decides whether they are mixed.

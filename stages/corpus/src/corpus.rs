@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_kind::{Partition, SourcePartition, StageError};
+use flow_storage::Storage;
 use rayon::prelude::*;
 
 use crate::looks::{Chain, Eyes};
@@ -45,7 +46,7 @@ pub trait Corpus: Send + Sync {
     ///
     /// # Errors
     /// When a file cannot be read, and those of `take`.
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError>;
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError>;
 }
 
 /// A corpus whose parts are known.
@@ -95,17 +96,17 @@ impl Opened for LaidOut {
         Some(self.corpus.told()).filter(|told| !told.is_empty())
     }
 
-    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+    fn partitions(&self, storage: &Storage) -> Result<Vec<SourcePartition>, ManifestError> {
         let partition = |part: &Part| -> Result<SourcePartition, ManifestError> {
             let (mut chain, mut eyes, mut failed) = (None::<Chain>, Eyes::default(), None);
             let read = match self.corpus.has_files(part) {
                 false => Ok(()),
-                true => self.corpus.each(part, &mut |_, row, _| {
+                true => self.corpus.each(storage, part, &mut |_, row, _| {
                     // Rows contain the offset of a recording in its tar and a measured duration, so these recordings are looked at in
                     // any case.
                     let looked = |row: &ManifestRow| self.look || row.wanted.files.is_empty() || row.duration.is_none();
                     if let Some(row) = row.ok().filter(looked) {
-                        match eyes.look(&row.wanted) {
+                        match eyes.look(storage, &row.wanted) {
                             Ok(look) => chain.get_or_insert_default().add(&look),
                             Err(error) => {
                                 failed = Some(error);
@@ -129,11 +130,11 @@ impl Opened for LaidOut {
         self.parts.par_iter().map(partition).collect()
     }
 
-    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+    fn read(&self, storage: &Storage, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         let part = self.parts.iter().find(|part| part.name == *partition);
         let part = part.ok_or_else(|| StageError::failed(format!("the corpus has no part {partition}")))?;
         let mut file = part.files.first();
-        self.corpus.each(part, &mut |line, row, values| {
+        self.corpus.each(storage, part, &mut |line, row, values| {
             if let Some(line) = line {
                 if let Some(file) = file.take() {
                     rows.begin_file(file);

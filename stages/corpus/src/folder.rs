@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_kind::{Partition, SourcePartition, StageError};
+use flow_storage::Storage;
 
 use crate::ManifestError;
 use crate::corpus::LaidOut;
@@ -84,6 +85,7 @@ pub fn table_of(root: &Path) -> Result<Option<PathBuf>, ManifestError> {
 /// # Errors
 /// When it cannot be opened.
 pub fn open_table(
+    storage: &Storage,
     table: &Path,
     root: &Path,
     settings: &ReadSettings,
@@ -91,9 +93,9 @@ pub fn open_table(
 ) -> Result<Manifest, ManifestError> {
     let files = vec![table.to_path_buf()];
     Ok(match format_of(table) {
-        Some(Format::Nemo) => LaidOut::of_lines(LineManifest::open(files, Vec::new(), settings)?, settings),
-        Some(Format::Parquet) => Box::new(TableManifest::open(files, settings, scratch)?),
-        _ => LaidOut::of_lines(TextTables::open(files, Some(root), settings)?, settings),
+        Some(Format::Nemo) => LaidOut::of_lines(LineManifest::open(storage, files, Vec::new(), settings)?, settings),
+        Some(Format::Parquet) => Box::new(TableManifest::open(storage, files, settings, scratch)?),
+        _ => LaidOut::of_lines(TextTables::open(storage, files, Some(root), settings)?, settings),
     })
 }
 
@@ -114,8 +116,8 @@ type Lines<'f> = HashMap<&'f str, Result<String, Refusal>>;
 impl AudioFolder {
     /// # Errors
     /// When the folder cannot be read, or nothing is in it.
-    pub fn open(root: &Path, settings: &ReadSettings) -> Result<Self, ManifestError> {
-        let blocks = list(root)?;
+    pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings) -> Result<Self, ManifestError> {
+        let blocks = list(storage, root)?;
         if blocks.is_empty() {
             let tars = match holds_tars(root) {
                 true => {
@@ -218,11 +220,11 @@ impl Opened for AudioFolder {
         self.blocks.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+    fn partitions(&self, storage: &Storage) -> Result<Vec<SourcePartition>, ManifestError> {
         let partition = |(name, files): &(Partition, Vec<Listed>)| -> Result<SourcePartition, ManifestError> {
             let wanted: Vec<Wanted> = files.iter().map(|listed| self.wanted(&listed.file)).collect();
             let mut chain = Chain::default();
-            looks_of(&wanted)?.iter().for_each(|look| chain.add(look));
+            looks_of(storage, &wanted)?.iter().for_each(|look| chain.add(look));
             // The names of files count, as rows are named by them, while a renamed file has the same metadata.
             let mut names = blake3::Hasher::new();
             for listed in files {
@@ -259,10 +261,10 @@ impl Opened for AudioFolder {
         self.blocks.iter().map(partition).collect()
     }
 
-    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+    fn read(&self, storage: &Storage, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         let found = self.blocks.iter().find(|(name, _)| name == partition);
         let (_, files) = found.ok_or_else(|| StageError::failed(format!("the folder has no part {partition}")))?;
-        let lists = lines_of_all(files)?;
+        let lists = lines_of_all(storage, files)?;
         for Listed { file, transcript } in files {
             let row = self.text(file, transcript, &lists).map(|text| self.row(file, text));
             rows.push(row, || line_values(file))?;
@@ -342,7 +344,10 @@ fn is_readable_or_missing(path: &Path) -> bool {
 }
 
 /// The lines of all lists that these recordings have theirs in.
-fn lines_of_all(files: &[Listed]) -> Result<BTreeMap<&Arc<Path>, Lines<'_>>, ManifestError> {
+fn lines_of_all<'a>(
+    storage: &Storage,
+    files: &'a [Listed],
+) -> Result<BTreeMap<&'a Arc<Path>, Lines<'a>>, ManifestError> {
     let mut wanted: BTreeMap<&Arc<Path>, Vec<&str>> = BTreeMap::new();
     for Listed { file, transcript } in files {
         if let Transcript::Line(list) = transcript {
@@ -351,7 +356,7 @@ fn lines_of_all(files: &[Listed]) -> Result<BTreeMap<&Arc<Path>, Lines<'_>>, Man
     }
     let mut lists = BTreeMap::new();
     for (list, utterances) in wanted {
-        lists.insert(list, transcripts_of(list, utterances.into_iter())?);
+        lists.insert(list, transcripts_of(storage, list, utterances.into_iter())?);
     }
     Ok(lists)
 }

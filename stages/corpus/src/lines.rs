@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flow_kind::{Partition, StageError, open_input_file};
-use flow_storage::{FileVersion, InputFile};
+use flow_storage::{FileVersion, InputFile, Storage};
 use serde_json::{Map, Value};
 
 use crate::ManifestError;
@@ -135,9 +135,14 @@ impl Tars {
 impl LineManifest {
     /// # Errors
     /// When a file cannot be read, or the tars do not fit the manifests.
-    pub fn open(files: Vec<PathBuf>, tars: Vec<PathBuf>, settings: &ReadSettings) -> Result<Self, ManifestError> {
+    pub fn open(
+        storage: &Storage,
+        files: Vec<PathBuf>,
+        tars: Vec<PathBuf>,
+        settings: &ReadSettings,
+    ) -> Result<Self, ManifestError> {
         let tars = Tars::new(tars, files.len())?;
-        let look = |path: PathBuf| match version_of(&path) {
+        let look = |path: PathBuf| match version_of(storage, &path) {
             Ok(look) => Ok((path, look)),
             Err(error) => Err(ManifestError::io(&path, error)),
         };
@@ -149,7 +154,7 @@ impl LineManifest {
         let mut sample = UnitSample::default();
         let mut absent: Vec<String> = names.iter().map(|(theirs, _)| theirs.clone()).collect();
         for (file, (path, _)) in files.iter().enumerate() {
-            check_beginning(path)?;
+            check_beginning(storage, path)?;
             let label = label(file, path);
             let places = settings.places(path.parent().unwrap_or(Path::new("")));
             let add = |line: &[u8]| {
@@ -163,7 +168,7 @@ impl LineManifest {
                     add_times(line, &names, &places, &mut sample);
                 }
             };
-            let found = blocks_of(path, add).map_err(|e| ManifestError::io(path, e))?;
+            let found = blocks_of(storage, path, add).map_err(|e| ManifestError::io(path, e))?;
             blocks.extend(found.into_iter().enumerate().map(|(number, block)| {
                 let name = Partition::from(format!("{label}/{number:06}"));
                 (name, Block { file, ..block })
@@ -177,7 +182,7 @@ impl LineManifest {
             lang: settings.lang.clone(),
             folders: Arc::new(folders),
             source: settings.source.clone(),
-            unit: sample.unit(),
+            unit: sample.unit(storage),
             names,
         };
         Ok(LineManifest {
@@ -207,12 +212,13 @@ impl LineManifest {
     /// with it.
     fn each_line(
         &self,
+        storage: &Storage,
         block: Block,
         mut each: impl FnMut(u64, Result<&str, (Refusal, String)>) -> Result<(), StageError>,
     ) -> Result<(), StageError> {
         let (path, _) = &self.files[block.file];
         let failed = |error| ManifestError::io(path, error);
-        let mut reader = BufReader::with_capacity(1 << 16, InputFile::open(path).map_err(failed)?);
+        let mut reader = BufReader::with_capacity(1 << 16, InputFile::open(storage, path).map_err(failed)?);
         reader.seek(SeekFrom::Start(block.start)).map_err(failed)?;
         let (mut at, mut number) = (block.start, block.first_line);
         let mut line = Vec::new();
@@ -263,11 +269,11 @@ impl Corpus for LineManifest {
         self.blocks.iter().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let (_, block) = self.blocks[part.number];
         let (path, look) = &self.files[block.file];
-        check_version(*look, path)?;
-        self.each_line(block, |number, line| match line {
+        check_version(storage, *look, path)?;
+        self.each_line(storage, block, |number, line| match line {
             Ok(line) if line.trim().is_empty() => Ok(()),
             line => take_line(take, number, line, |line| self.row(line, number, block.file)),
         })
@@ -278,9 +284,9 @@ impl Corpus for LineManifest {
 ///
 /// # Errors
 /// Names it.
-fn check_beginning(path: &Path) -> Result<(), ManifestError> {
+fn check_beginning(storage: &Storage, path: &Path) -> Result<(), ManifestError> {
     let mut bytes = Vec::new();
-    let read = open_input_file(path).and_then(|file| file.take(1 << 10).read_to_end(&mut bytes));
+    let read = open_input_file(storage, path).and_then(|file| file.take(1 << 10).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     let is_array = without_mark(&bytes, 0).trim_ascii_start().starts_with(b"[");
     let array = is_array.then_some("it is one JSON array; write one object to a line (`jq -c '.[]'` does)");
@@ -337,8 +343,8 @@ fn add_times(line: &[u8], names: &NewNames, places: &Places, sample: &mut UnitSa
 }
 
 /// Blocks of whole lines of a file; none where all are blank. `each` is given all lines that are not too long.
-fn blocks_of(path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>> {
-    let mut reader = BufReader::with_capacity(1 << 20, open_input_file(path)?);
+fn blocks_of(storage: &Storage, path: &Path, mut each: impl FnMut(&[u8])) -> io::Result<Vec<Block>> {
+    let mut reader = BufReader::with_capacity(1 << 20, open_input_file(storage, path)?);
     let (mut blocks, mut start, mut at, mut lines, mut first_line) = (Vec::new(), 0, 0, 0, 1);
     let (mut line, mut has_rows) = (Vec::new(), false);
     loop {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use flow_audio::listing::is_of_program;
 use flow_kind::Partition;
+use flow_storage::Storage;
 use unicode_normalization::UnicodeNormalization;
 
 use crate::ManifestError;
@@ -60,7 +61,7 @@ struct Waiting {
 ///
 /// # Errors
 /// When a folder or a list of transcripts cannot be read, or folders lie deeper than [`MOST_DEPTH`] in one another.
-pub fn list(root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError> {
+pub fn list(storage: &Storage, root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError> {
     let mut blocks = Vec::new();
     let mut listed: HashSet<PathBuf> = HashSet::new();
     let mut links = BTreeSet::new();
@@ -105,7 +106,7 @@ pub fn list(root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError>
         }
         links.extend(contents.links.iter().map(|name| inner(name)));
         let files: Vec<Listed> = contents
-            .recordings(&folder)?
+            .recordings(storage, &folder)?
             .into_iter()
             .map(|(name, transcript)| Listed {
                 file: inner(&name),
@@ -200,7 +201,7 @@ impl Contents {
 
     /// Recordings in the order of their names, and where their transcripts are. An utterance of a list without a
     /// recording counts as a missing recording, and so does a transcript without a recording beside others.
-    fn recordings(&self, folder: &Path) -> Result<Vec<(String, Transcript)>, ManifestError> {
+    fn recordings(&self, storage: &Storage, folder: &Path) -> Result<Vec<(String, Transcript)>, ManifestError> {
         let stems: HashSet<&str> = self.recordings.iter().map(|name| stem(name)).collect();
         let mut lines: HashMap<String, Arc<Path>> = HashMap::new();
         let mut refused: Vec<(String, Transcript)> = Vec::new();
@@ -213,7 +214,7 @@ impl Contents {
                 continue;
             }
             let path: Arc<Path> = folder.join(name).into();
-            for (line, _) in lines_of(&path)?.lines() {
+            for (line, _) in lines_of(storage, &path)?.lines() {
                 if let Some((utterance, _)) = split_line(line) {
                     // The first line of it counts.
                     match lines.entry(utterance.to_string()) {

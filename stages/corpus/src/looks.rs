@@ -19,10 +19,10 @@ const SHARE: usize = 512;
 ///
 /// # Errors
 /// When the metadata cannot be read.
-pub fn version_of(path: &Path) -> io::Result<FileVersion> {
+pub fn version_of(storage: &Storage, path: &Path) -> io::Result<FileVersion> {
     match Location::of_path(path)? {
         Location::Local(path) => std::fs::metadata(path).map(|metadata| FileVersion::of_file(&metadata)),
-        Location::Object(url) => match Storage::global().look(&url)? {
+        Location::Object(url) => match storage.look(&url)? {
             Some(stat) => Ok(FileVersion::of_object(&stat)),
             None => Err(io::ErrorKind::NotFound.into()),
         },
@@ -33,13 +33,13 @@ pub fn version_of(path: &Path) -> io::Result<FileVersion> {
 ///
 /// # Errors
 /// When storage does not say whether an object is there: it must not be taken for missing.
-fn version_of_file(path: &Path) -> Result<Option<FileVersion>, ManifestError> {
+fn version_of_file(storage: &Storage, path: &Path) -> Result<Option<FileVersion>, ManifestError> {
     match Location::of_path(path) {
         Ok(Location::Local(path)) => {
             let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
             Ok(metadata.map(|metadata| FileVersion::of_file(&metadata)))
         }
-        Ok(Location::Object(url)) => match Storage::global().look(&url) {
+        Ok(Location::Object(url)) => match storage.look(&url) {
             Ok(stat) => Ok(stat.map(|stat| FileVersion::of_object(&stat))),
             Err(error) => Err(ManifestError::Recording(error)),
         },
@@ -51,8 +51,8 @@ fn version_of_file(path: &Path) -> Result<Option<FileVersion>, ManifestError> {
 ///
 /// # Errors
 /// When it has another one: the positions of its rows were read from an older file.
-pub fn check_version(version: FileVersion, path: &Path) -> Result<(), StageError> {
-    match version_of(path) {
+pub fn check_version(storage: &Storage, version: FileVersion, path: &Path) -> Result<(), StageError> {
+    match version_of(storage, path) {
         Ok(now) if now == version => Ok(()),
         _ => Err(
             StageError::failed(format!("{} was changed while the run was going on", path.display()))
@@ -69,10 +69,10 @@ pub type Look = Option<(usize, FileVersion)>;
 ///
 /// # Errors
 /// When storage does not say whether an object is there.
-pub fn looks_of(wanted: &[Wanted]) -> Result<Vec<Look>, ManifestError> {
+pub fn looks_of(storage: &Storage, wanted: &[Wanted]) -> Result<Vec<Look>, ManifestError> {
     let share = |wanted: &[Wanted]| {
         let mut eyes = Eyes::default();
-        let looks = wanted.iter().map(|wanted| eyes.look(wanted));
+        let looks = wanted.iter().map(|wanted| eyes.look(storage, wanted));
         looks.collect::<Vec<Result<Look, ManifestError>>>()
     };
     wanted.par_chunks(SHARE).flat_map_iter(share).collect()
@@ -92,12 +92,12 @@ impl Eyes {
     ///
     /// # Errors
     /// When storage does not say whether an object is there.
-    pub fn look(&mut self, wanted: &Wanted) -> Result<Look, ManifestError> {
+    pub fn look(&mut self, storage: &Storage, wanted: &Wanted) -> Result<Look, ManifestError> {
         for (place, file) in wanted.files.iter().enumerate() {
             // Of a recording within another file that one.
             let file = file_of(file);
             if self.folder_is_there(file)
-                && let Some(look) = remembered(&mut self.file, file)?
+                && let Some(look) = remembered(storage, &mut self.file, file)?
             {
                 return Ok(Some((place, look)));
             }
@@ -105,7 +105,7 @@ impl Eyes {
         let Some((tar, _)) = wanted.member.as_ref() else {
             return Ok(None);
         };
-        Ok(remembered(&mut self.tar, tar)?.map(|look| (wanted.files.len(), look)))
+        Ok(remembered(storage, &mut self.tar, tar)?.map(|look| (wanted.files.len(), look)))
     }
 
     fn folder_is_there(&mut self, file: &Path) -> bool {
@@ -128,6 +128,7 @@ impl Eyes {
 }
 
 fn remembered(
+    storage: &Storage,
     last: &mut Option<(PathBuf, Option<FileVersion>)>,
     path: &Path,
 ) -> Result<Option<FileVersion>, ManifestError> {
@@ -135,7 +136,7 @@ fn remembered(
         Some((known, look)) if known == path => Ok(*look),
         _ => {
             // Links are followed: folders of recordings are often made of them.
-            let look = version_of_file(path)?;
+            let look = version_of_file(storage, path)?;
             *last = Some((path.to_path_buf(), look));
             Ok(look)
         }
@@ -181,7 +182,10 @@ mod tests {
 
     fn chain(wanted: &[Wanted]) -> Chain {
         let mut chain = Chain::default();
-        looks_of(wanted).unwrap().iter().for_each(|look| chain.add(look));
+        looks_of(&Storage::default(), wanted)
+            .unwrap()
+            .iter()
+            .for_each(|look| chain.add(look));
         chain
     }
 

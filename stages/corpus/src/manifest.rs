@@ -1,6 +1,6 @@
 //! A manifest or a corpus that is opened.
 
-use flow_kind::{Partition, SourcePartition, StageError};
+use flow_kind::{Partition, SourcePartition, StageError, Storage};
 
 use crate::ManifestError;
 use crate::rows::Rows;
@@ -14,7 +14,7 @@ pub trait Opened: Send + Sync {
     ///
     /// # Errors
     /// When a file cannot be read, or storage does not say whether an object is there.
-    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError>;
+    fn partitions(&self, storage: &Storage) -> Result<Vec<SourcePartition>, ManifestError>;
 
     /// The decisions about the names of folders and the unit of times as text for the log; none where they do not count.
     fn decision(&self) -> Option<String>;
@@ -23,7 +23,7 @@ pub trait Opened: Send + Sync {
     ///
     /// # Errors
     /// When a file cannot be read, or is another than the one that was opened; and those of `rows`.
-    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError>;
+    fn read(&self, storage: &Storage, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError>;
 
     /// Whether each row is of lines of a file: of JSON lines, or of a table as text.
     fn has_lines(&self) -> bool {

@@ -9,7 +9,7 @@ use flow_audio::embedded::file_of;
 use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_kind::StageError;
-use flow_storage::{InputFile, is_file, is_url};
+use flow_storage::{InputFile, Storage, is_file, is_url};
 use unicode_normalization::UnicodeNormalization;
 
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
@@ -40,6 +40,7 @@ struct Members {
 
 /// Finds recordings. Caches the last tar listing and the last recording.
 pub struct Recordings {
+    storage: Storage,
     /// Whether files are checked; if not, the first is taken.
     look: bool,
     listed: Option<(PathBuf, Result<Members, String>)>,
@@ -48,8 +49,9 @@ pub struct Recordings {
 }
 
 impl Recordings {
-    pub fn new(look: bool) -> Self {
+    pub fn new(storage: &Storage, look: bool) -> Self {
         Recordings {
+            storage: storage.clone(),
             look,
             listed: None,
             stated: None,
@@ -87,7 +89,7 @@ impl Recordings {
                 }
                 seconds
             }
-            None => match measure(&path, range) {
+            None => match measure(&self.storage, &path, range) {
                 Ok(length) if length > start => length - start,
                 Ok(length) => {
                     let why = format!(
@@ -112,7 +114,7 @@ impl Recordings {
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
             // Links are followed: folders of recordings are often made of them.
-            if !look || is_file(file_of(file)).map_err(|error| failed(file, &error))? {
+            if !look || is_file(&self.storage, file_of(file)).map_err(|error| failed(file, &error))? {
                 return Ok(Ok((file.clone(), None)));
             }
         }
@@ -148,7 +150,7 @@ impl Recordings {
             Some(((known, of), seconds)) if known == path && *of == range => *seconds,
             _ => {
                 let bytes = range.map(|(offset, size)| (offset.unsigned_abs(), size.unsigned_abs()));
-                let seconds = stated_seconds(path, bytes);
+                let seconds = stated_seconds(&self.storage, path, bytes);
                 self.stated = Some(((path.to_path_buf(), range), seconds));
                 seconds
             }
@@ -157,7 +159,7 @@ impl Recordings {
 
     fn members(&mut self, tar: &Path) -> Result<Result<&Members, &str>, StageError> {
         if self.listed.as_ref().is_none_or(|(path, _)| path != tar) {
-            self.listed = Some((tar.to_path_buf(), list(tar)?));
+            self.listed = Some((tar.to_path_buf(), list(&self.storage, tar)?));
         }
         match &self.listed {
             Some((_, Ok(members))) => Ok(Ok(members)),
@@ -208,13 +210,15 @@ fn in_other_form(path: &Path) -> Option<PathBuf> {
 }
 
 /// The inner error is the reason why the tar has no such member.
-fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
+fn list(storage: &Storage, path: &Path) -> Result<Result<Members, String>, StageError> {
     let failed = |error: std::io::Error| failed(path, &error);
-    if !is_file(path).map_err(failed)? {
+    if !is_file(storage, path).map_err(failed)? {
         let why = if path.exists() { "not a file" } else { "no such tar" };
         return Ok(Err(why.into()));
     }
-    let file = InputFile::open(path).and_then(InputFile::into_local).map_err(failed)?;
+    let file = InputFile::open(storage, path)
+        .and_then(InputFile::into_local)
+        .map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let mut reader = BufReader::new(file);
     let listing = tar::list(&mut reader, length).map_err(failed)?;
@@ -240,10 +244,10 @@ fn list(path: &Path) -> Result<Result<Members, String>, StageError> {
 }
 
 /// The length of a recording in seconds, by decoding it.
-fn measure(path: &Path, range: Option<(i64, i64)>) -> Result<f64, String> {
+fn measure(storage: &Storage, path: &Path, range: Option<(i64, i64)>) -> Result<f64, String> {
     let bytes = match range.map(|(offset, size)| (u64::try_from(offset), u64::try_from(size))) {
-        None => read_file(path),
-        Some((Ok(offset), Ok(size))) => read_range(path, offset, size),
+        None => read_file(storage, path),
+        Some((Ok(offset), Ok(size))) => read_range(storage, path, offset, size),
         Some(_) => return Err("a negative offset".into()),
     };
     let signal = bytes

@@ -332,11 +332,14 @@ fn hash_of(value: impl Hash) -> u64 {
 mod tests {
     use super::*;
     use crate::manifest_row::Wanted;
-    use flow_kind::Partition;
+    use flow_kind::{Partition, Storage};
 
     #[test]
     fn rows_beyond_the_text_that_a_partition_may_have_are_refused() {
-        let (mut out, mut recordings) = (Out::new(Partition::new("p")), Recordings::new(false));
+        let (mut out, mut recordings) = (
+            Out::new(Partition::new("p")),
+            Recordings::new(&Storage::default(), false),
+        );
         let mut rows = Rows::new(&mut out, &mut recordings);
         rows.most_bytes = 350;
         for _ in 0..10 {

@@ -9,7 +9,7 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Schema};
 use flow_kind::{Partition, SourcePartition, StageError};
 use flow_parquet::{CountedRows, ForeignParquet};
-use flow_storage::FileVersion;
+use flow_storage::{FileVersion, Storage};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};
 
@@ -115,7 +115,12 @@ impl TableManifest {
     ///
     /// # Errors
     /// When a file cannot be read or lacks a column, or there is no row.
-    pub fn open(files: Vec<PathBuf>, settings: &ReadSettings, scratch: &Path) -> Result<Self, ManifestError> {
+    pub fn open(
+        storage: &Storage,
+        files: Vec<PathBuf>,
+        settings: &ReadSettings,
+        scratch: &Path,
+    ) -> Result<Self, ManifestError> {
         let mut manifest = TableManifest {
             files: Vec::new(),
             shards: BTreeMap::new(),
@@ -125,10 +130,10 @@ impl TableManifest {
             scratch: scratch.to_path_buf(),
         };
         for (number, path) in files.into_iter().enumerate() {
-            let mut table = Table::open(&path, settings)?;
+            let mut table = Table::open(storage, &path, settings)?;
             // A measured duration is part of the row, so the recording is looked at.
             let look = settings.check_audio || !table.has_duration;
-            let (found, rows) = table.shards(number, look)?;
+            let (found, rows) = table.shards(storage, number, look)?;
             table.rows = rows;
             for (name, (runs, recordings)) in found {
                 let shard = manifest.shards.entry(Partition::from(name)).or_default();
@@ -147,7 +152,13 @@ impl TableManifest {
     }
 
     /// The rows of a shard, where those of the file were grouped; none where they are to be read out of it.
-    fn of_group(&self, file: usize, shard: u32, runs: &[Run]) -> Result<Option<Vec<RecordBatch>>, StageError> {
+    fn of_group(
+        &self,
+        storage: &Storage,
+        file: usize,
+        shard: u32,
+        runs: &[Run],
+    ) -> Result<Option<Vec<RecordBatch>>, StageError> {
         let table = &self.files[file];
         // The lock is held while rows are grouped, since other workers need the result, too.
         let mut reading = table.reading.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +169,7 @@ impl TableManifest {
                 return Ok(None);
             }
             reading.passed += table.rows;
-            reading.grouped = Some(self.group(file)?);
+            reading.grouped = Some(self.group(storage, file)?);
         }
         Ok(match &reading.grouped {
             Some(grouped) => Some(grouped.read(shard as usize)?),
@@ -166,7 +177,7 @@ impl TableManifest {
         })
     }
 
-    fn group(&self, file: usize) -> Result<Grouped, ManifestError> {
+    fn group(&self, storage: &Storage, file: usize) -> Result<Grouped, ManifestError> {
         let table = &self.files[file];
         let mut shard_of = vec![0u32; table.rows];
         for shard in self.shards.values() {
@@ -177,7 +188,7 @@ impl TableManifest {
             }
         }
         let mut grouping = Grouping::new(&self.scratch, self.shards.len());
-        let mut reader = table.rows(&table.columns(), None)?;
+        let mut reader = table.rows(storage, &table.columns(), None)?;
         let mut at = 0;
         while let Some(batch) = table.next(&mut reader)? {
             let rows = batch.num_rows();
@@ -205,7 +216,7 @@ impl Opened for TableManifest {
         self.shards.keys().cloned().collect()
     }
 
-    fn partitions(&self) -> Result<Vec<SourcePartition>, ManifestError> {
+    fn partitions(&self, _storage: &Storage) -> Result<Vec<SourcePartition>, ManifestError> {
         let partition = |(name, shard): (&Partition, &Shard)| {
             SourcePartition::new(
                 name.clone(),
@@ -225,12 +236,12 @@ impl Opened for TableManifest {
         Ok(self.shards.iter().map(partition).collect())
     }
 
-    fn read(&self, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
+    fn read(&self, storage: &Storage, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
         let shard = self.shards.get(partition);
         let shard = shard.ok_or_else(|| StageError::failed(format!("the manifest has no shard {partition}")))?;
         for (file, runs) in &shard.runs {
             let table = &self.files[*file];
-            check_version(table.look, &table.path)?;
+            check_version(storage, table.look, &table.path)?;
             let mut push = |batch: &RecordBatch| {
                 let columns = Columns::of(batch)?;
                 for row in 0..batch.num_rows() {
@@ -239,11 +250,11 @@ impl Opened for TableManifest {
                 }
                 Ok::<_, StageError>(())
             };
-            if let Some(batches) = self.of_group(*file, shard.number, runs)? {
+            if let Some(batches) = self.of_group(storage, *file, shard.number, runs)? {
                 batches.iter().try_for_each(push)?;
                 continue;
             }
-            let mut reader = table.rows(&table.columns(), Some(runs))?;
+            let mut reader = table.rows(storage, &table.columns(), Some(runs))?;
             while let Some(batch) = table.next(&mut reader)? {
                 push(&batch)?;
             }
@@ -253,9 +264,9 @@ impl Opened for TableManifest {
 }
 
 impl Table {
-    fn open(path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
-        let look = version_of(path).map_err(|e| ManifestError::io(path, e))?;
-        let file = ForeignParquet::open(path).map_err(|e| ManifestError::io(path, e))?;
+    fn open(storage: &Storage, path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
+        let look = version_of(storage, path).map_err(|e| ManifestError::io(path, e))?;
+        let file = ForeignParquet::open(storage, path).map_err(|e| ManifestError::io(path, e))?;
         let metadata = file.metadata().map_err(|source| ManifestError::parquet(path, source))?;
         let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());
         let mut table = Table {
@@ -374,16 +385,16 @@ impl Table {
             .map(|(theirs, ours)| (theirs.into(), ours.into()))
             .collect();
         if is_sampled {
-            table.unit = table.sampled_unit()?;
+            table.unit = table.sampled_unit(storage)?;
         }
         Ok(table)
     }
 
     /// The unit of the times, by a sample of the rows.
-    fn sampled_unit(&self) -> Result<Unit, ManifestError> {
+    fn sampled_unit(&self, storage: &Storage) -> Result<Unit, ManifestError> {
         let mut sample = UnitSample::default();
         let columns = [&OF_SHARDS[..2], &OF_RECORDINGS, &[DURATION], &self.further].concat();
-        let mut reader = self.rows(&columns, None)?;
+        let mut reader = self.rows(storage, &columns, None)?;
         while let Some(batch) = self.next(&mut reader)? {
             let columns = Columns::of(&batch)?;
             for row in 0..batch.num_rows() {
@@ -394,7 +405,7 @@ impl Table {
                 }
             }
         }
-        Ok(sample.unit())
+        Ok(sample.unit(storage))
     }
 
     /// The columns that rows are made of, whether the file has them or not.
@@ -406,9 +417,9 @@ impl Table {
         ManifestError::manifest(&self.path, why)
     }
 
-    fn rows(&self, columns: &[&str], runs: Option<&[Run]>) -> Result<CountedRows, ManifestError> {
+    fn rows(&self, storage: &Storage, columns: &[&str], runs: Option<&[Run]>) -> Result<CountedRows, ManifestError> {
         let parquet = |source| ManifestError::parquet(&self.path, source);
-        let file = ForeignParquet::open(&self.path).map_err(|e| ManifestError::io(&self.path, e))?;
+        let file = ForeignParquet::open(storage, &self.path).map_err(|e| ManifestError::io(&self.path, e))?;
         let schema = self.metadata.schema();
         let roots = schema
             .fields()
@@ -497,9 +508,9 @@ impl Table {
 
     /// The shards in this file by name: where their rows are, in order, and how their recordings look if `look` asks for
     /// that. And how many rows there are.
-    fn shards(&self, number: usize, look: bool) -> Result<(ShardsOfFile, usize), ManifestError> {
+    fn shards(&self, storage: &Storage, number: usize, look: bool) -> Result<(ShardsOfFile, usize), ManifestError> {
         let recordings = if look { &OF_RECORDINGS[..] } else { &[] };
-        let mut reader = self.rows(&[&OF_SHARDS[..], recordings].concat(), None)?;
+        let mut reader = self.rows(storage, &[&OF_SHARDS[..], recordings].concat(), None)?;
         let label = label(number, &self.path);
         let mut numbers: HashMap<String, usize> = HashMap::new();
         let mut shards: Vec<(Vec<Run>, Chain)> = Vec::new();
@@ -509,7 +520,7 @@ impl Table {
             let rows = batch.num_rows();
             let [shard_ids, tars, langs] = OF_SHARDS.map(|name| text_column(&batch, name));
             let (shard_ids, tars, langs) = (shard_ids?, tars?, langs?);
-            let looks = if look { Some(self.looks(&batch)?) } else { None };
+            let looks = if look { Some(self.looks(storage, &batch)?) } else { None };
             for row in 0..rows {
                 let values = [&shard_ids, &tars, &langs].map(|column| value(column, row));
                 // The language is part of the name only where the tar does not tell the folder.
@@ -551,12 +562,12 @@ impl Table {
     }
 
     /// The metadata of each row's recording.
-    fn looks(&self, batch: &RecordBatch) -> Result<Vec<Look>, ManifestError> {
+    fn looks(&self, storage: &Storage, batch: &RecordBatch) -> Result<Vec<Look>, ManifestError> {
         let columns = Columns::of(batch)?;
         let wanted: Vec<Wanted> = (0..batch.num_rows())
             .map(|row| columns.wanted(row, &self.places, &self.path).unwrap_or_default())
             .collect();
-        looks_of(&wanted)
+        looks_of(storage, &wanted)
     }
 }
 

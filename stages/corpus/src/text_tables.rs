@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use flow_kind::{Partition, StageError, open_input_file};
-use flow_storage::FileVersion;
+use flow_storage::{FileVersion, Storage};
 
 use crate::ManifestError;
 use crate::column_names::{FILE_COLUMNS, ID_COLUMNS, LANGUAGE_COLUMNS, TEXT_COLUMNS, names_like, renamed};
@@ -89,7 +89,12 @@ impl TextTables {
     ///
     /// # Errors
     /// When a table cannot be read or lacks a column, or there is no row.
-    pub fn open(paths: Vec<PathBuf>, folder: Option<&Path>, settings: &ReadSettings) -> Result<Self, ManifestError> {
+    pub fn open(
+        storage: &Storage,
+        paths: Vec<PathBuf>,
+        folder: Option<&Path>,
+        settings: &ReadSettings,
+    ) -> Result<Self, ManifestError> {
         let mut tables = TextTables {
             tables: Vec::new(),
             blocks: Vec::new(),
@@ -102,7 +107,7 @@ impl TextTables {
                 Some(_) => file_stem(&path),
                 None => label(number, &path),
             };
-            let (mut table, blocks) = Table::open(path, folder, settings, &mut tables.folders)?;
+            let (mut table, blocks) = Table::open(storage, path, folder, settings, &mut tables.folders)?;
             if let Some(split) = folder.and_then(|root| table.path.parent()?.strip_prefix(root).ok())
                 && !split.as_os_str().is_empty()
             {
@@ -152,10 +157,10 @@ impl Corpus for TextTables {
         self.blocks.iter().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let (_, block) = &self.blocks[part.number];
         let table = &self.tables[block.table];
-        check_version(table.look, &table.path)?;
+        check_version(storage, table.look, &table.path)?;
         let records = table.text.records(block.range.clone(), table.layout);
         for (line, record) in records.with_lines(block.first_line) {
             take(Some(line), table.row(&record, self), &|| line_values(record.line))?;
@@ -167,13 +172,14 @@ impl Corpus for TextTables {
 impl Table {
     /// Gives the table, and its rows in blocks: where in its text they are.
     fn open(
+        storage: &Storage,
         path: PathBuf,
         folder: Option<&Path>,
         settings: &ReadSettings,
         folders: &mut FolderLanguages,
     ) -> Result<(Table, Vec<Range<usize>>), ManifestError> {
-        let look = version_of(&path).map_err(|e| ManifestError::io(&path, e))?;
-        let text = read_text(&path)?;
+        let look = version_of(storage, &path).map_err(|e| ManifestError::io(&path, e))?;
+        let text = read_text(storage, &path)?;
         if text.text.trim_end().contains('\r') && !text.text.contains('\n') {
             return Err(ManifestError::manifest(
                 path,
@@ -229,7 +235,7 @@ impl Table {
             layout,
             told,
             columns,
-            unit: sample.unit(),
+            unit: sample.unit(storage),
             places,
             clips,
             stem: file_stem(folder.unwrap_or(&path)),
@@ -476,9 +482,9 @@ fn separator(path: &Path, text: &str) -> char {
 }
 
 /// Bytes that are not UTF-8 are replaced, and the line is rejected.
-fn read_text(path: &Path) -> Result<DecodedText, ManifestError> {
+fn read_text(storage: &Storage, path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
-    let read = open_input_file(path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
+    let read = open_input_file(storage, path).and_then(|file| file.take(LARGEST_TABLE + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_TABLE {
         return Err(ManifestError::manifest(

@@ -8,6 +8,7 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_kind::open_regular_file_or_open_pipe;
 use flow_parquet::ForeignParquet;
+use flow_storage::Storage;
 use parquet::arrow::ProjectionMask;
 use serde_json::Value;
 
@@ -27,14 +28,14 @@ const LONGEST_LINE: u64 = 1 << 20;
 ///
 /// # Errors
 /// If the file cannot be read, or is no such manifest: the line is named.
-pub fn read_texts(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
+pub fn read_texts(storage: &Storage, path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
     if path
         .extension()
         .is_some_and(|ending| ending.eq_ignore_ascii_case("parquet"))
     {
-        of_table(path, each)
+        of_table(storage, path, each)
     } else {
-        of_lines(path, each)
+        of_lines(storage, path, each)
     }
 }
 
@@ -42,9 +43,9 @@ fn wrong(path: &Path, why: impl Into<String>) -> ManifestError {
     ManifestError::manifest(path, why)
 }
 
-fn of_table(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
+fn of_table(storage: &Storage, path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
     let parquet = |source| ManifestError::parquet(path, source);
-    let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
+    let file = ForeignParquet::open(storage, path).map_err(|error| ManifestError::io(path, error))?;
     let metadata = file.metadata().map_err(parquet)?;
     let fields = metadata.schema().fields();
     let first = |names: &[&str]| {
@@ -82,9 +83,9 @@ fn of_table(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, Manife
     Ok(without)
 }
 
-fn of_lines(path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
+fn of_lines(storage: &Storage, path: &Path, each: &mut dyn FnMut(&str, &str)) -> Result<u64, ManifestError> {
     let io = |error| ManifestError::io(path, error);
-    let mut reader = BufReader::new(open_regular_file_or_open_pipe(path).map_err(io)?);
+    let mut reader = BufReader::new(open_regular_file_or_open_pipe(storage, path).map_err(io)?);
     let (mut line, mut number, mut without) = (Vec::new(), 0u64, 0);
     let mut mark = "\u{feff}".as_bytes();
     loop {
@@ -140,7 +141,9 @@ mod tests {
 
     fn texts(path: &Path) -> Result<(Vec<(String, String)>, u64), ManifestError> {
         let mut texts = Vec::new();
-        let without = read_texts(path, &mut |text, lang| texts.push((text.to_owned(), lang.to_owned())))?;
+        let without = read_texts(&Storage::default(), path, &mut |text, lang| {
+            texts.push((text.to_owned(), lang.to_owned()))
+        })?;
         Ok((texts, without))
     }
 

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use flow_kind::open_input_file;
+use flow_storage::Storage;
 
 use crate::ManifestError;
 use crate::decoded_text::DecodedText;
@@ -84,9 +85,9 @@ fn spaced(text: &str) -> String {
 ///
 /// # Errors
 /// Where it cannot be read or is too large.
-pub fn lines_of(path: &Path) -> Result<DecodedText, ManifestError> {
+pub fn lines_of(storage: &Storage, path: &Path) -> Result<DecodedText, ManifestError> {
     let mut bytes = Vec::new();
-    let read = open_input_file(path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
+    let read = open_input_file(storage, path).and_then(|file| file.take(LARGEST_LIST + 1).read_to_end(&mut bytes));
     read.map_err(|e| ManifestError::io(path, e))?;
     if bytes.len() as u64 > LARGEST_LIST {
         return Err(ManifestError::manifest(
@@ -109,11 +110,12 @@ pub fn split_line(line: &str) -> Option<(&str, &str)> {
 /// # Errors
 /// Where the list cannot be read.
 pub fn transcripts_of<'u>(
+    storage: &Storage,
     path: &Path,
     utterances: impl Iterator<Item = &'u str>,
 ) -> Result<HashMap<&'u str, Result<String, Refusal>>, ManifestError> {
     let mut found: HashMap<&str, Option<Result<String, Refusal>>> = utterances.map(|name| (name, None)).collect();
-    for (number, (line, is_replaced)) in (1..).zip(lines_of(path)?.lines()) {
+    for (number, (line, is_replaced)) in (1..).zip(lines_of(storage, path)?.lines()) {
         let place = || format!("line {number} of {}", path.display());
         if let Some((utterance, text)) = split_line(line)
             && let Some(text_of_it) = found.get_mut(utterance)

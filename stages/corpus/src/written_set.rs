@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_kind::store::{FileInSet, file_in_set};
+use flow_storage::Storage;
 
 use crate::ManifestError;
 
@@ -39,7 +40,7 @@ pub fn rejects_schema() -> SchemaRef {
 ///
 /// # Errors
 /// When the set is incomplete, or cannot be checked.
-pub fn check_set(path: &Path) -> Result<(), ManifestError> {
+pub fn check_set(storage: &Storage, path: &Path) -> Result<(), ManifestError> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Ok(());
     };
@@ -50,7 +51,7 @@ pub fn check_set(path: &Path) -> Result<(), ManifestError> {
     };
     let wrong = |why: String| Err(ManifestError::manifest(path, why));
     let again = "let the pipeline that writes it run to its end, or copy the file elsewhere if it is meant as it is";
-    match file_in_set(folder, "flow.json", name) {
+    match file_in_set(storage, folder, "flow.json", name) {
         Err(error) => wrong(format!("{error}; {again}")),
         Ok(FileInSet::AsWritten) => Ok(()),
         Ok(FileInSet::Changed) => wrong(format!(

@@ -293,7 +293,7 @@ impl SplitWriter<'_> {
     ) -> Result<RecordBatch, StageError> {
         let mode = self.settings.audio_of_rows;
         let read = |group: &[RowPlace], seconds: &[f64]| {
-            let audio = audio_of_rows(group, seconds, mode).into_iter();
+            let audio = audio_of_rows(self.writing.storage, group, seconds, mode).into_iter();
             audio.map(|audio| audio.map_err(Unusable::from)).collect()
         };
         let rows = RowsOfPartition {

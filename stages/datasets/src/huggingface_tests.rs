@@ -4,6 +4,7 @@ use flow_corpus::ReadSettings;
 use flow_kind::event::Events;
 use flow_layouts::read::Read;
 use flow_runtime::harness::Harness;
+use flow_storage::Storage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
@@ -70,9 +71,18 @@ fn files_and_row_groups_are_bounded() {
             read_seconds: 2.0,
         };
         let out = folder.path().join(number.to_string());
-        let mut set = ExportSet::begin(&out, "flow.json", flow_kind::Digest::of(b""), "run", folder.path()).unwrap();
+        let mut set = ExportSet::begin(
+            &Storage::default(),
+            &out,
+            "flow.json",
+            flow_kind::Digest::of(b""),
+            "run",
+            folder.path(),
+        )
+        .unwrap();
         let writing = Writing {
             stage: "write",
+            storage: &Storage::default(),
             events: &Events::default(),
             stop: &|| false,
         };
@@ -117,7 +127,7 @@ fn recordings_beyond_two_gigabytes_are_refused_before_they_are_read() {
             range,
             start: None,
         };
-        let error = place.stored_bytes().unwrap_err().to_string();
+        let error = place.stored_bytes(&Storage::default()).unwrap_err().to_string();
         assert!(error.contains("3221225472 bytes"), "{error}");
     }
 }

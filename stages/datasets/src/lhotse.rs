@@ -12,7 +12,7 @@ use flow_corpus::extra::EXTRA;
 use flow_corpus::file_stem;
 use flow_corpus::partitions::with_rows;
 use flow_kind::{Artifact, Digest, ExportSet, Partition, StageError};
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 
 use crate::lhotse_items::{CutItem, Lines, Names, RecordingItem, SupervisionRows};
 use crate::recordings::RowPlace;
@@ -81,7 +81,8 @@ fn write_split(
                     partition,
                     shards: &settings.shards,
                 };
-                let read = |rows: &[RowPlace], seconds: &[f64]| locate(rows, seconds, partition, &extents);
+                let read =
+                    |rows: &[RowPlace], seconds: &[f64]| locate(writing.storage, rows, seconds, partition, &extents);
                 let (batch, places) = of_partition.with_recordings(set, refused, read)?;
                 from += count;
                 let of_batch = SupervisionRows::of(&batch, &settings.extra_columns)?;
@@ -151,12 +152,12 @@ impl Place {
 struct Extents(Mutex<HashMap<PathBuf, Extent>>);
 
 impl Extents {
-    fn of(&self, path: &Path) -> Result<Extent, AudioError> {
+    fn of(&self, storage: &Storage, path: &Path) -> Result<Extent, AudioError> {
         let remembered = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(extent) = remembered().get(path) {
             return Ok(*extent);
         }
-        let extent = extent(path, None)?;
+        let extent = extent(storage, path, None)?;
         let mut all = remembered();
         if all.len() >= REMEMBERED {
             all.clear();
@@ -168,6 +169,7 @@ impl Extents {
 
 /// Where rows of one recording are, whose durations are `seconds`.
 fn locate(
+    storage: &Storage,
     rows: &[RowPlace],
     seconds: &[f64],
     partition: &Partition,
@@ -181,7 +183,7 @@ fn locate(
         (None, Some(url)) if first.range.is_none() && is_url(&first.path) => ("url", url.to_owned()),
         _ => return vec![Err(Unusable::Run(within_a_file(first, partition)))],
     };
-    match extents.of(&first.path) {
+    match extents.of(storage, &first.path) {
         Ok(extent) => {
             let place = |(row, seconds): (&RowPlace, &f64)| {
                 let (start, duration) = part(row.start.unwrap_or(0.0), *seconds, &extent)?;

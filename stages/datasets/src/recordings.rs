@@ -13,7 +13,7 @@ use flow_audio::recording_reader::{Channels, RecordingReader};
 use flow_corpus::columns;
 use flow_corpus::places::prefixed;
 use flow_kind::{StageError, UNREADABLE};
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 
 use crate::settings::AudioOfRows;
 
@@ -98,18 +98,18 @@ impl RowPlace {
     }
 
     /// Whether the row is all of the recording, which is decoded where its header does not say how long it is.
-    fn is_whole(&self, seconds: f64) -> Result<bool, AudioError> {
+    fn is_whole(&self, storage: &Storage, seconds: f64) -> Result<bool, AudioError> {
         if self.start.is_some_and(|start| start != 0.0) {
             return Ok(false);
         }
-        let length = match stated_seconds(&self.path, self.range) {
+        let length = match stated_seconds(storage, &self.path, self.range) {
             Some(length) => Some(length),
-            None => RecordingReader::open(&self.path, self.range, Channels::Mix)?.stated_seconds(),
+            None => RecordingReader::open(storage, &self.path, self.range, Channels::Mix)?.stated_seconds(),
         };
         let length = match length {
             Some(length) => length,
             // One that cannot be decoded is refused where it is read.
-            None => match decode(&self.stored_bytes()?, seconds * 2.0 + 30.0) {
+            None => match decode(&self.stored_bytes(storage)?, seconds * 2.0 + 30.0) {
                 Ok(signal) => signal.len() as f64 / f64::from(SAMPLE_RATE),
                 Err(_) => return Ok(false),
             },
@@ -125,7 +125,7 @@ impl RowPlace {
         Some(std::path::absolute(&self.path).ok()?.to_str()?.to_owned())
     }
 
-    pub(crate) fn stored_bytes(&self) -> Result<Vec<u8>, AudioError> {
+    pub(crate) fn stored_bytes(&self, storage: &Storage) -> Result<Vec<u8>, AudioError> {
         let size = match self.range {
             Some((_, size)) => Some(size),
             None => std::fs::metadata(&self.path).ok().map(|metadata| metadata.len()),
@@ -135,8 +135,8 @@ impl RowPlace {
             return Err(AudioError::Decode(why));
         }
         match self.range {
-            Some((offset, size)) => read_range(&self.path, offset, size),
-            None => read_file(&self.path),
+            Some((offset, size)) => read_range(storage, &self.path, offset, size),
+            None => read_file(storage, &self.path),
         }
     }
 }
@@ -172,14 +172,19 @@ impl Audio {
 /// The recordings of several rows of one recording. Of a row that is the whole recording: its path, if `mode` says so and it is
 /// a file of its own, else its bytes as they are stored. Of other rows: FLAC of their samples at 16 kHz, 16 bits wide. `seconds` are
 /// the durations of the rows.
-pub(crate) fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRows) -> Vec<Result<Audio, AudioError>> {
+pub(crate) fn audio_of_rows(
+    storage: &Storage,
+    rows: &[RowPlace],
+    seconds: &[f64],
+    mode: AudioOfRows,
+) -> Vec<Result<Audio, AudioError>> {
     let mut parts = Vec::new();
     let stored = |row: &RowPlace| match row.own_file().filter(|_| mode == AudioOfRows::Path) {
         Some(path) => Ok(Audio::File(path)),
-        None => row.stored_bytes().map(Audio::Bytes),
+        None => row.stored_bytes(storage).map(Audio::Bytes),
     };
     let whole: Vec<Option<Result<Audio, AudioError>>> = (rows.iter().zip(seconds))
-        .map(|(row, seconds)| match row.is_whole(*seconds) {
+        .map(|(row, seconds)| match row.is_whole(storage, *seconds) {
             Ok(true) => Some(stored(row)),
             Ok(false) => {
                 parts.push((row.start.unwrap_or(0.0), *seconds));
@@ -191,7 +196,7 @@ pub(crate) fn audio_of_rows(rows: &[RowPlace], seconds: &[f64], mode: AudioOfRow
     let Some(first) = rows.first().filter(|_| !parts.is_empty()) else {
         return whole.into_iter().flatten().collect();
     };
-    let mut cut = decode_rows(&first.path, first.range, &parts, f64::INFINITY).into_iter();
+    let mut cut = decode_rows(storage, &first.path, first.range, &parts, f64::INFINITY).into_iter();
     let mut next = || {
         let signal = cut
             .next()

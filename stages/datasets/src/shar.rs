@@ -11,6 +11,7 @@ use flow_corpus::extra::EXTRA;
 use flow_corpus::partitions::with_rows;
 use flow_kind::event::Event;
 use flow_kind::{Artifact, ExportFile, ExportSet, StageError};
+use flow_storage::Storage;
 
 use crate::lhotse_items::{CutItem, Lines, Names, RecordingItem, SupervisionRows};
 use crate::recordings::{Audio, RowPlace, audio_of_rows};
@@ -70,7 +71,8 @@ fn write_split(
                     partition,
                     shards: &settings.shards,
                 };
-                let (batch, recordings) = of_partition.with_recordings(set, refused, read)?;
+                let (batch, recordings) =
+                    of_partition.with_recordings(set, refused, |rows, seconds| read(writing.storage, rows, seconds))?;
                 from += count;
                 let supervisions = SupervisionRows::of(&batch, &settings.extra_columns)?;
                 for (row, recording) in recordings.iter().enumerate() {
@@ -152,12 +154,12 @@ impl Clipped {
 
 /// The recordings of rows of one recording. That of a row that is the whole recording keeps its rate, and its bytes if it is FLAC of
 /// one channel. Others are mixed, and have 16 kHz.
-fn read(rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Recording, Unusable>> {
-    let audio = audio_of_rows(rows, seconds, AudioOfRows::Embed).into_iter();
+fn read(storage: &Storage, rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Recording, Unusable>> {
+    let audio = audio_of_rows(storage, rows, seconds, AudioOfRows::Embed).into_iter();
     let flac = |(audio, seconds): (Result<Audio, AudioError>, &f64)| {
         let bytes = match audio? {
             Audio::Bytes(bytes) => bytes,
-            Audio::File(path) => read_file(path.as_ref())?,
+            Audio::File(path) => read_file(storage, path.as_ref())?,
         };
         // One that is far longer than its row is refused.
         Ok(flac_of(bytes, seconds * 2.0 + 30.0)?)

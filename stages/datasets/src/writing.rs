@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
-use flow_kind::StageError;
 use flow_kind::event::Events;
+use flow_kind::{StageError, Storage};
 
-/// The stage, where its messages go, and whether to give up.
+/// The stage, where recordings are read, where messages go, and whether to give up.
 pub struct Writing<'w> {
     pub stage: &'w str,
+    /// For recordings that are in object storage.
+    pub storage: &'w Storage,
     pub events: &'w Events,
     pub stop: &'w (dyn Fn() -> bool + Sync),
 }

@@ -20,6 +20,7 @@ use candle_core::{DType, Device};
 use flow_audio::decode::{decode, read_file};
 use flow_audio::flac::{Samples, StreamInfo};
 use flow_audio::{flac, flac_encode, tar};
+use flow_kind::Storage;
 use flow_model::{ModelConfig, ParameterBuilder};
 use flow_nn::features::LogMel;
 use flow_random::SplitMix64;
@@ -130,22 +131,24 @@ fn speech() -> Vec<Vec<u8>> {
         }
     };
     if let Some(folder) = std::env::args().skip(1).find(|text| Path::new(text).is_dir()) {
-        for shard in list(Path::new(&folder)).expect("<lang>/<shard_id>/ folders") {
-            for (name, _) in recordings(&shard).expect("its files") {
-                take(read_file(&shard.folder.join(name)).expect("a recording"));
+        for shard in list(&Storage::default(), Path::new(&folder)).expect("<lang>/<shard_id>/ folders") {
+            for (name, _) in recordings(&Storage::default(), &shard).expect("its files") {
+                take(read_file(&Storage::default(), &shard.folder.join(name)).expect("a recording"));
             }
         }
         return found;
     }
     let corpus: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/corpus/mini/shards");
-    for shard in list(&corpus).expect("the bundled corpus") {
+    for shard in list(&Storage::default(), &corpus).expect("the bundled corpus") {
         let Ok(mut file) = std::fs::File::open(shard.tar()) else {
             continue;
         };
         let length = file.metadata().expect("its size").len();
         let listing = tar::list(&mut file, length).expect("its members");
         for member in listing.last_of_each_name() {
-            if let Ok(bytes) = flow_audio::decode::read_range(&shard.tar(), member.offset, member.size) {
+            if let Ok(bytes) =
+                flow_audio::decode::read_range(&Storage::default(), &shard.tar(), member.offset, member.size)
+            {
                 take(bytes);
             }
         }

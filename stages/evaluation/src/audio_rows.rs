@@ -9,7 +9,7 @@ use arrow::datatypes::DataType;
 use flow_audio::AudioError;
 use flow_audio::embedded::file_of;
 use flow_kernels::subnormals::kept;
-use flow_kind::{Artifact, FileRange, StageError};
+use flow_kind::{Artifact, FileRange, StageError, Storage};
 use flow_sampling::dataset::{AudioColumns, Dataset, Place, signals_of_one_recording};
 use flow_sampling::manifest_rows::manifest_order;
 use rayon::prelude::*;
@@ -178,14 +178,14 @@ impl AudioRows {
     }
 
     /// The signal of the utterance at `index`: 16 kHz mono.
-    pub fn signal(&self, index: usize) -> Result<Vec<f32>, String> {
+    pub fn signal(&self, storage: &Storage, index: usize) -> Result<Vec<f32>, String> {
         let utterance = self.row(index).ok_or("there is no such row")?;
-        finite(utterance.signal())
+        finite(utterance.signal(storage))
     }
 
     /// The signals of some utterances, by the threads of the current pool. Those that are in one recording, of which parts
     /// cannot be decoded alone, are decoded together.
-    pub fn signals(&self, indices: &[usize]) -> Vec<Result<Vec<f32>, String>> {
+    pub fn signals(&self, storage: &Storage, indices: &[usize]) -> Vec<Result<Vec<f32>, String>> {
         let mut of_place: HashMap<Place, Vec<usize>> = HashMap::new();
         // Places among `indices`.
         let mut together: Vec<Vec<usize>> = Vec::new();
@@ -196,7 +196,7 @@ impl AudioRows {
             }
         }
         for (place, all) in of_place {
-            if all.len() > 1 && place.is_decoded_from_the_beginning() {
+            if all.len() > 1 && place.is_decoded_from_the_beginning(storage) {
                 together.push(all);
             } else {
                 together.extend(all.into_iter().map(|at| vec![at]));
@@ -205,10 +205,10 @@ impl AudioRows {
         let load = |all: Vec<usize>| -> Vec<(usize, Result<Vec<f32>, String>)> {
             // Samples are not the model's numbers, so subnormal ones are kept.
             kept(|| match &all[..] {
-                [at] => vec![(*at, self.signal(indices[*at]))],
+                [at] => vec![(*at, self.signal(storage, indices[*at]))],
                 _ => {
                     let rows: Vec<_> = all.iter().filter_map(|at| self.row(indices[*at])).collect();
-                    let signals = signals_of_one_recording(&rows).into_iter().map(finite);
+                    let signals = signals_of_one_recording(storage, &rows).into_iter().map(finite);
                     all.iter().copied().zip(signals).collect()
                 }
             })

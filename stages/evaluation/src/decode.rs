@@ -9,7 +9,7 @@ use flow_hub::{HubError, HubReference};
 use flow_kernels::device::{DeviceChoice, visible_gpus};
 use flow_kind::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, UrlUse,
+    Reject, RejectClass, Secret, Shape, Source, SourcePartition, StageError, Storage, UrlUse,
 };
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
@@ -296,7 +296,7 @@ impl Kind for EvaluationDecode {
         sources
     }
 
-    fn ready(settings: &DecodeSettings) -> Result<(), StageError> {
+    fn ready(settings: &DecodeSettings, _storage: &Storage) -> Result<(), StageError> {
         let checked = settings.device()?.check();
         checked.map_err(|error| StageError::setting("device", error))
     }
@@ -461,7 +461,7 @@ impl Source for DecodeBody {
             &models,
             (&rows.utterances, &prompts),
             BATCH_SECONDS,
-            &|indices| rows.signals(indices),
+            &|indices| rows.signals(&self.context.storage, indices),
             &cancelled,
         )?;
         out.read(rows.utterances.len() as u64);
@@ -478,7 +478,13 @@ impl Source for DecodeBody {
             }
         }
         let origins = rows.origins(self.context.required("rows")?)?;
-        let mut clips = clips::worst(&rows, &outcomes, self.settings.clips, self.settings.clip_bytes);
+        let mut clips = clips::worst(
+            &self.context.storage,
+            &rows,
+            &outcomes,
+            self.settings.clips,
+            self.settings.clip_bytes,
+        );
         let origin = |index: usize| {
             let places = (rows.place(index), clips.remove(&index));
             (origins.get(index).cloned().unwrap_or_default(), places.0, places.1)

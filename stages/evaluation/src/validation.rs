@@ -1,6 +1,6 @@
 //! The validation sample, on which a model is evaluated while it trains.
 
-use flow_kind::{Artifact, RejectSet, StageError};
+use flow_kind::{Artifact, RejectSet, StageError, Storage};
 use flow_model::loss::reduced;
 use flow_model::model::TdtModel;
 use flow_text::language_tag::split_tag;
@@ -49,7 +49,7 @@ impl ValidationSet {
     ///
     /// # Errors
     /// Where there are no rows, none with a word in its text, or none whose recording can be read.
-    pub fn check(&self, rejects: &RejectSet) -> Result<(), StageError> {
+    pub fn check(&self, storage: &Storage, rejects: &RejectSet) -> Result<(), StageError> {
         let utterances = &self.rows.utterances;
         if utterances.is_empty() {
             return Err(nothing_to_score("there are no rows to validate on", rejects));
@@ -59,7 +59,7 @@ impl ValidationSet {
             if words(split_tag(&utterance.text).1).is_empty() {
                 continue;
             }
-            match self.rows.signal(index) {
+            match self.rows.signal(storage, index) {
                 Ok(_) => return Ok(()),
                 Err(why) => unreadable = unreadable.or(Some((&utterance.segment_id, why))),
             }
@@ -84,6 +84,7 @@ impl ValidationSet {
     /// it. `prompt_of`: the language prompts of the rows.
     pub fn evaluate<E: From<EvaluationError>>(
         &self,
+        storage: &Storage,
         model: &TdtModel,
         max_tokens: usize,
         batch_seconds: f64,
@@ -99,7 +100,7 @@ impl ValidationSet {
             },
             &self.rows.utterances,
             batch_seconds.min(BATCH_SECONDS),
-            &|indices| self.rows.signals(indices),
+            &|indices| self.rows.signals(storage, indices),
             cancelled,
             all,
         )?;

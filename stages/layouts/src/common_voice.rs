@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::folder::{first_of, open_table, table_of, tables};
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 use serde_json::Map;
 
 use super::folder_entries::entries_of;
@@ -17,7 +18,7 @@ const CLIPS: &str = "clips";
 /// Tables of clips, and not of sentences or reports.
 const OF_CLIPS: [&str; 6] = ["validated", "train", "dev", "test", "other", "invalidated"];
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     if !root.join(CLIPS).is_dir() || first_of(root, &tables("")).is_some() {
         return None;
     }
@@ -28,9 +29,14 @@ pub fn detect(root: &Path) -> Option<String> {
     Some(format!("{table} beside {CLIPS}"))
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     if settings.split.is_empty() {
-        return open_folder(root, settings, scratch);
+        return open_folder(storage, root, settings, scratch);
     }
     let is_there = |name: &&&str| root.join(format!("{name}.tsv")).is_file();
     let named = OF_CLIPS
@@ -46,10 +52,10 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         );
         ManifestError::manifest(root, why)
     })?;
-    open_table(&root.join(format!("{table}.tsv")), root, settings, scratch)
+    open_table(storage, &root.join(format!("{table}.tsv")), root, settings, scratch)
 }
 
-pub fn detect_audio_folder(root: &Path) -> Option<String> {
+pub fn detect_audio_folder(_: &Storage, root: &Path) -> Option<String> {
     if ljspeech::is_there(root) {
         return None;
     }
@@ -61,7 +67,12 @@ pub fn detect_audio_folder(root: &Path) -> Option<String> {
 }
 
 /// A table of the folder, as it is chosen without the setting `split`, or that of the folder of the split.
-pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open_folder(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let table = match settings.split.as_str() {
         "" => table_of(root)?,
         split => {
@@ -76,7 +87,7 @@ pub fn open_folder(root: &Path, settings: &ReadSettings, scratch: &Path) -> Resu
         "" => ManifestError::manifest(root, "there is no table in it"),
         split => ManifestError::manifest(root, format!("there is no folder with a table for the split {split:?}")),
     })?;
-    open_table(&table, root, settings, scratch)
+    open_table(storage, &table, root, settings, scratch)
 }
 
 /// The table of spontaneous speech in a folder.
@@ -89,7 +100,7 @@ fn spontaneous(root: &Path) -> Option<PathBuf> {
     root.join("audios").is_dir().then(|| root.join(table))
 }
 
-pub fn detect_spontaneous(root: &Path) -> Option<String> {
+pub fn detect_spontaneous(_: &Storage, root: &Path) -> Option<String> {
     spontaneous(root).map(|table| {
         format!(
             "{} beside audios",
@@ -98,10 +109,15 @@ pub fn detect_spontaneous(root: &Path) -> Option<String> {
     })
 }
 
-pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open_spontaneous(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let table = spontaneous(root)
         .ok_or_else(|| ManifestError::manifest(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
-    let first = super::line_file::LineFile::open(&table, scratch)?
+    let first = super::line_file::LineFile::open(storage, &table, scratch)?
         .first_line()
         .unwrap_or_default();
     let heading = Heading::of(&first, '\t');
@@ -162,5 +178,9 @@ pub fn open_spontaneous(root: &Path, settings: &ReadSettings, scratch: &Path) ->
         .row(&common))
     };
     let told = format!("spontaneous speech of Common Voice{read}");
-    LaidOut::of(TableLines::open(&[table], true, told, scratch, row)?, root, settings)
+    LaidOut::of(
+        TableLines::open(storage, &[table], true, told, scratch, row)?,
+        root,
+        settings,
+    )
 }

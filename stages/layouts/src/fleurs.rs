@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 use serde_json::Map;
 
 use super::splits::chosen;
@@ -37,13 +38,18 @@ fn tables(root: &Path) -> Vec<(PathBuf, &'static str)> {
     all.filter(|(table, _)| is_table(table)).collect()
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     tables(root)
         .first()
         .map(|(_, split)| format!("{split}.tsv without a heading"))
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let all = tables(root);
     let names: Vec<&str> = all.iter().map(|(_, split)| *split).collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
@@ -110,5 +116,9 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         }
         .row(&common))
     };
-    LaidOut::of(TableLines::open(&files, false, told, scratch, row)?, root, settings)
+    LaidOut::of(
+        TableLines::open(storage, &files, false, told, scratch, row)?,
+        root,
+        settings,
+    )
 }

@@ -3,6 +3,7 @@
 use super::forms::{details, extra_of, lay_out, with_lang};
 use super::*;
 use arrow::array::{ArrayRef, StructArray};
+use flow_storage::Storage;
 
 #[test]
 fn transcripts_and_recordings_may_have_names_in_capitals() {
@@ -316,7 +317,11 @@ fn columns_of_parquet_are_called_as_those_of_tables() {
         .value(0);
     assert!(measured > 0.5);
     // The measured length changes with the recording, so the partition does, too.
-    let key = |settings: &ReadSettings| opened(settings).partitions().unwrap()[0].extra.clone();
+    let key = |settings: &ReadSettings| {
+        opened(settings).partitions(&Storage::default()).unwrap()[0]
+            .extra
+            .clone()
+    };
     let unlooked = ReadSettings {
         check_audio: false,
         ..settings(&at("pandas.parquet"))

@@ -3,6 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use flow_corpus::row_rules::Regions;
+use flow_storage::Storage;
 
 use super::*;
 
@@ -161,7 +162,7 @@ fn librispeech_has_its_texts_in_lists() {
 
     // Another list is another partition.
     let files = |settings: &ReadSettings| {
-        let partitions = opened(settings).partitions().unwrap();
+        let partitions = opened(settings).partitions(&Storage::default()).unwrap();
         partitions
             .into_iter()
             .map(|partition| partition.files)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse, refuse_by_rule};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
-use flow_kind::{Partition, StageError, open_input_file};
+use flow_kind::{Partition, StageError, Storage, open_input_file};
 use flow_storage::{FileVersion, InputFile};
 use serde::Deserialize;
 use serde_json::Map;
@@ -70,7 +70,7 @@ fn file_of(root: &Path) -> Option<PathBuf> {
     named.or_else(|| Some(root.join(FILE))).filter(|path| path.is_file())
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     file_of(root).map(|_| FILE.to_string())
 }
 
@@ -85,13 +85,13 @@ struct GigaSpeech {
     common: Common,
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let path = file_of(root).ok_or_else(|| ManifestError::manifest(root, format!("there is no {FILE} in it")))?;
     let failed = |error| ManifestError::io(&path, error);
-    let look = version_of(&path).map_err(failed)?;
-    let file = open_input_file(&path).map_err(failed)?;
+    let look = version_of(storage, &path).map_err(failed)?;
+    let file = open_input_file(storage, &path).map_err(failed)?;
     let elements = elements(
-        BufReader::with_capacity(1 << 20, open_input_file(&path).map_err(failed)?),
+        BufReader::with_capacity(1 << 20, open_input_file(storage, &path).map_err(failed)?),
         LIST,
     );
     let subset = match settings.split.as_str() {
@@ -273,8 +273,8 @@ impl Corpus for GigaSpeech {
         (0..self.elements.len().div_ceil(BLOCK)).map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
-        check_version(self.look, &self.path)?;
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        check_version(storage, self.look, &self.path)?;
         for place in self.elements.iter().skip(part.number * BLOCK).take(BLOCK) {
             let element = self.element(*place)?;
             let audio = element.and_then(|json| {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 
 use super::splits::{chosen, usual};
 use super::table_lines::{TableLines, fields};
@@ -19,7 +20,7 @@ fn list(root: &Path, name: &str) -> PathBuf {
     root.join(format!("{name}.tsv"))
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let name = LISTS[..2]
         .iter()
         .map(|(name, _)| *name)
@@ -27,7 +28,12 @@ pub fn detect(root: &Path) -> Option<String> {
     Some(format!("{name}.tsv"))
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let mut there: Vec<(&str, &str)> = LISTS
         .into_iter()
         .filter(|(name, _)| list(root, name).is_file())
@@ -82,5 +88,9 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         ""
     };
     let told = format!("GigaSpeech 2{told}{left_out}");
-    LaidOut::of(TableLines::open(&files, false, told, scratch, row)?, root, settings)
+    LaidOut::of(
+        TableLines::open(storage, &files, false, told, scratch, row)?,
+        root,
+        settings,
+    )
 }

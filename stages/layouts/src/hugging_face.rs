@@ -20,7 +20,7 @@ use flow_corpus::places::Places;
 use flow_corpus::written_set::REJECTS;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::store::on_threads;
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 use flow_parquet::ForeignParquet;
 use flow_storage::{FileVersion, is_url};
 use flow_text::language_names::code_of_name;
@@ -303,26 +303,27 @@ fn numbered(stem: &str) -> Option<Numbered<'_>> {
     })
 }
 
-fn parquet_of(path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
-    let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
+fn parquet_of(storage: &Storage, path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
+    let file = ForeignParquet::open(storage, path).map_err(|error| ManifestError::io(path, error))?;
     file.metadata().map_err(|source| ManifestError::parquet(path, source))
 }
 
 /// Whether a Parquet file has a column of recordings.
-pub fn has_recordings(path: &Path) -> bool {
-    parquet_of(path).is_ok_and(|metadata| metadata.schema().fields().iter().any(|field| is_audio(field)))
+pub fn has_recordings(storage: &Storage, path: &Path) -> bool {
+    parquet_of(storage, path).is_ok_and(|metadata| metadata.schema().fields().iter().any(|field| is_audio(field)))
 }
 
-pub fn detect_parquet(root: &Path) -> Option<String> {
+pub fn detect_parquet(storage: &Storage, root: &Path) -> Option<String> {
     if root.is_dir() {
         let first = first_listed(root, "parquet")?.path;
-        return has_recordings(&first).then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string());
+        return has_recordings(storage, &first)
+            .then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string());
     }
     let is_parquet = root.extension().is_some_and(|extension| extension == "parquet");
-    (is_parquet && has_recordings(root)).then(|| "a column holds recordings".into())
+    (is_parquet && has_recordings(storage, root)).then(|| "a column holds recordings".into())
 }
 
-pub fn detect_arrow(root: &Path) -> Option<String> {
+pub fn detect_arrow(_: &Storage, root: &Path) -> Option<String> {
     if root.is_dir() {
         let marks = ["state.json", "dataset_dict.json"];
         let mark = marks.into_iter().find(|mark| root.join(mark).is_file());
@@ -384,7 +385,12 @@ pub(super) fn chosen_files(
     ))
 }
 
-pub fn open_parquet(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open_parquet(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    _: &Path,
+) -> Result<Manifest, ManifestError> {
     let (files, told) = match root.is_dir() {
         true => chosen_files(root, listed(root, "parquet")?, settings)?,
         false => {
@@ -393,6 +399,7 @@ pub fn open_parquet(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Ma
         }
     };
     open_parquet_files(
+        storage,
         root,
         files.into_iter().map(|file| (file.path, file.split)).collect(),
         told,
@@ -401,10 +408,10 @@ pub fn open_parquet(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Ma
 }
 
 /// Parquet files that a pattern names.
-pub fn open_named(files: Vec<PathBuf>, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
+pub fn open_named(storage: &Storage, files: Vec<PathBuf>, settings: &ReadSettings) -> Result<Manifest, ManifestError> {
     let root = files.first().cloned().unwrap_or_default();
     let files = files.into_iter().map(|path| (path, String::new())).collect();
-    open_parquet_files(&root, files, String::new(), settings)
+    open_parquet_files(storage, &root, files, String::new(), settings)
 }
 
 /// The split that a file is of by its name, or that of its folder; empty where neither says it.
@@ -443,6 +450,7 @@ fn named(path: &Path) -> Listed {
 }
 
 fn open_parquet_files(
+    storage: &Storage,
     root: &Path,
     files: Vec<(PathBuf, String)>,
     told: String,
@@ -450,8 +458,8 @@ fn open_parquet_files(
 ) -> Result<Manifest, ManifestError> {
     let open = |(path, split): &(PathBuf, String)| {
         let (path, split) = (path.clone(), split.clone());
-        let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
-        let metadata = parquet_of(&path)?;
+        let look = version_of(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
+        let metadata = parquet_of(storage, &path)?;
         let columns = Columns::of(metadata.schema(), settings).map_err(|why| ManifestError::manifest(&path, why))?;
         let schema = metadata.parquet_schema();
         let is_leaf = |leaf: &usize| {
@@ -600,7 +608,12 @@ fn saved_files(folder: &Path) -> Result<Vec<PathBuf>, ManifestError> {
     files.iter().map(file).collect()
 }
 
-pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open_arrow(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    _: &Path,
+) -> Result<Manifest, ManifestError> {
     let dict = root.join("dataset_dict.json");
     let mut told = String::new();
     let files: Vec<(PathBuf, String)> = if dict.is_file() {
@@ -655,8 +668,8 @@ pub fn open_arrow(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Mani
         vec![(root.to_path_buf(), String::new())]
     };
     let open = |(path, split): (PathBuf, String)| {
-        let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
-        let file = ArrowFile::open(&path)?;
+        let look = version_of(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
+        let file = ArrowFile::open(storage, &path)?;
         let columns = Columns::of(&file.schema, settings).map_err(|why| ManifestError::manifest(&path, why))?;
         let embeds = !file.has_nulls(&columns.audio, "bytes")?;
         Ok(File {
@@ -726,12 +739,12 @@ impl Corpus for DataSet {
         self.places().into_iter().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some((number, groups)) = self.places().into_iter().nth(part.number) else {
             return Ok(());
         };
         let file = &self.files[number];
-        check_version(file.look, &file.path)?;
+        check_version(storage, file.look, &file.path)?;
         let path = file
             .path
             .to_str()
@@ -762,7 +775,8 @@ impl Corpus for DataSet {
                 leaf,
                 first_rows,
             } => {
-                let parquet = ForeignParquet::open(&file.path).map_err(|error| ManifestError::io(&file.path, error))?;
+                let parquet =
+                    ForeignParquet::open(storage, &file.path).map_err(|error| ManifestError::io(&file.path, error))?;
                 let schema = metadata.parquet_schema();
                 for group in groups {
                     // Where all rows have bytes, these are not read.

@@ -9,7 +9,7 @@ use flow_audio::embedded::path_of_bytes;
 use flow_corpus::listing::AUDIO;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 use flow_storage::InputFile;
 use serde_json::{Map, Value};
 
@@ -27,7 +27,7 @@ fn folder_of(root: &Path) -> Option<PathBuf> {
     is_list.then(|| root.parent().unwrap_or(Path::new("")).to_path_buf())
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let folder = folder_of(root).filter(|folder| folder.join("wav.scp").is_file())?;
     // Recordings with texts beside them may have a list of their own.
     let has_recordings = || {
@@ -49,11 +49,11 @@ struct List {
 }
 
 impl List {
-    fn open(path: PathBuf, scratch: &Path) -> Result<Option<List>, ManifestError> {
+    fn open(storage: &Storage, path: PathBuf, scratch: &Path) -> Result<Option<List>, ManifestError> {
         if !path.is_file() {
             return Ok(None);
         }
-        let file = LineFile::open(&path, scratch)?;
+        let file = LineFile::open(storage, &path, scratch)?;
         let mut ids = Indexing::default();
         let blocks = file.blocks(|offset, line| {
             if let Some((id, _)) = split(line) {
@@ -94,10 +94,15 @@ struct Kaldi {
     common: Common,
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let folder =
         folder_of(root).ok_or_else(|| ManifestError::manifest(root, "a data folder of Kaldi has a file wav.scp"))?;
-    let list = |name: &str| List::open(folder.join(name), scratch);
+    let list = |name: &str| List::open(storage, folder.join(name), scratch);
     let needed = |name: &str| {
         let why = format!("it is a data folder of Kaldi, but there is no {name} in it");
         list(name)?.ok_or_else(|| ManifestError::manifest(&folder, why))
@@ -135,7 +140,7 @@ impl Kaldi {
         self.segments.as_ref().unwrap_or(&self.recordings)
     }
 
-    fn row(&self, line: &str) -> Result<Result<ManifestRow, Refusal>, ManifestError> {
+    fn row(&self, storage: &Storage, line: &str) -> Result<Result<ManifestRow, Refusal>, ManifestError> {
         let Some((id, text)) = split(line) else {
             return Ok(Err(refuse("bad_line", "")));
         };
@@ -153,7 +158,7 @@ impl Kaldi {
             let why = format!("the recording {recording:?} has no line in wav.scp");
             return Ok(Err(refuse("missing_audio", why)));
         };
-        let wanted = match self.wanted(&place) {
+        let wanted = match self.wanted(storage, &place) {
             Ok(wanted) => wanted,
             Err(refusal) => return Ok(Err(refusal)),
         };
@@ -186,7 +191,7 @@ impl Kaldi {
     }
 
     /// Where the recording of a line of `wav.scp` is.
-    fn wanted(&self, place: &str) -> Result<Wanted, Refusal> {
+    fn wanted(&self, storage: &Storage, place: &str) -> Result<Wanted, Refusal> {
         if let Some(command) = place.strip_suffix('|') {
             let command = command.trim();
             let is_file = |word: &&str| word.contains('/') || Path::new(word).extension().is_some();
@@ -217,7 +222,7 @@ impl Kaldi {
         let Some((_, offset)) = archive else {
             return Ok(Wanted::file(path));
         };
-        let (offset, size) = in_archive(&path, offset)
+        let (offset, size) = in_archive(storage, &path, offset)
             .map_err(|why| refuse("missing_audio", format!("{} at byte {offset}: {why}", path.display())))?;
         let path = path
             .to_str()
@@ -228,8 +233,8 @@ impl Kaldi {
 
 /// Where the recording of an archive is that begins at an offset: a WAV as it is, or behind the mark `AUDIO` and its length, as
 /// kaldiio writes formats of libsndfile.
-fn in_archive(path: &Path, offset: u64) -> Result<(u64, u64), String> {
-    let file = InputFile::open(path).map_err(|error| error.to_string())?;
+fn in_archive(storage: &Storage, path: &Path, offset: u64) -> Result<(u64, u64), String> {
+    let file = InputFile::open(storage, path).map_err(|error| error.to_string())?;
     let mut head = [0; 14];
     let mut read = 0;
     while read < head.len() {
@@ -306,13 +311,13 @@ impl Corpus for Kaldi {
         texts.chain(without).enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         for list in self.lists() {
-            list.file.still()?;
+            list.file.still(storage)?;
         }
         if let Some(block) = self.text.blocks.get(part.number) {
             return self.text.file.lines(*block, &mut |line| match line.text {
-                Ok(text) => take(Some(line.number), self.row(text)?, &|| line_values(text)),
+                Ok(text) => take(Some(line.number), self.row(storage, text)?, &|| line_values(text)),
                 bad => take_line(take, line.number, bad, |_| Err(refuse("bad_line", ""))),
             });
         }

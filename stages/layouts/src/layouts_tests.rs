@@ -7,6 +7,7 @@ use std::io::Write;
 use flow_audio::decode::{decode, read_file, read_range};
 use flow_corpus::Layout;
 use flow_corpus::files::Format;
+use flow_storage::Storage;
 
 use super::forms::{details, extra_of, lay_out, numbers, with_lang};
 
@@ -52,8 +53,14 @@ fn recordings_of(output: &Output) -> Vec<Vec<u8>> {
     let (offsets, sizes) = (number("offset"), number("size"));
     let paths = column(output, "audio_path");
     let read = |(row, path): (usize, &String)| match offsets.is_valid(row) {
-        true => read_range(Path::new(path), offsets.value(row) as u64, sizes.value(row) as u64).unwrap(),
-        false => read_file(Path::new(path)).unwrap(),
+        true => read_range(
+            &Storage::default(),
+            Path::new(path),
+            offsets.value(row) as u64,
+            sizes.value(row) as u64,
+        )
+        .unwrap(),
+        false => read_file(&Storage::default(), Path::new(path)).unwrap(),
     };
     paths.iter().enumerate().map(read).collect()
 }
@@ -221,8 +228,12 @@ fn folders_of_kaldi_are_joined_by_ids() {
         let manifest = opened(&settings);
         let partition = manifest.names().remove(0);
         fs::write(&path, [b"u0 x 0 1\n", &before[..]].concat()).unwrap();
-        let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(true));
-        let read = manifest.read(&partition, &mut Rows::new(&mut out, &mut recordings));
+        let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(&Storage::default(), true));
+        let read = manifest.read(
+            &Storage::default(),
+            &partition,
+            &mut Rows::new(&mut out, &mut recordings),
+        );
         let error = read.unwrap_err().to_string();
         assert!(error.contains(name) && error.contains("was changed while"), "{error}");
         fs::write(&path, before).unwrap();

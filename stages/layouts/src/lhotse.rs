@@ -6,7 +6,7 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::TOLERANCE_SECONDS;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -176,7 +176,7 @@ fn pair_of(root: &Path) -> Option<(PathBuf, PathBuf, String)> {
         .find(|(recordings, supervisions, _)| is_it(recordings) || is_it(supervisions))
 }
 
-pub fn detect_recordings(root: &Path) -> Option<String> {
+pub fn detect_recordings(_: &Storage, root: &Path) -> Option<String> {
     if root.is_dir() {
         let (recordings, _, _) = pairs(root).into_iter().next()?;
         if has_cuts_of_all(root) {
@@ -219,7 +219,7 @@ fn has_cuts_of_all(folder: &Path) -> bool {
             .is_some_and(|(first, _)| kind_of_file(first) == Some(LineKind::Cut))
 }
 
-pub fn detect_cuts(root: &Path) -> Option<String> {
+pub fn detect_cuts(_: &Storage, root: &Path) -> Option<String> {
     if root.is_dir() {
         let (first, _) = cuts_in(root).into_iter().next()?;
         return (kind_of_file(&first)? == LineKind::Cut)
@@ -391,7 +391,12 @@ struct AllRecordings {
     told: Option<String>,
 }
 
-pub fn open_recordings(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open_recordings(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let lacking = "recordings of Lhotse need supervisions beside them, by the same name: x_recordings_train.jsonl.gz and \
                    x_supervisions_train.jsonl.gz";
     let (pairs, told) = match root.is_dir() {
@@ -411,7 +416,7 @@ pub fn open_recordings(root: &Path, settings: &ReadSettings, scratch: &Path) -> 
         }
     };
     let open = |(recordings, supervisions, _): &(PathBuf, PathBuf, String)| {
-        let recordings = LineFile::open(recordings, scratch)?;
+        let recordings = LineFile::open(storage, recordings, scratch)?;
         let mut ids = Indexing::default();
         let in_recordings = recordings.blocks(|offset, line| {
             if let Ok(recording) = serde_json::from_str::<Recording>(line) {
@@ -420,7 +425,7 @@ pub fn open_recordings(root: &Path, settings: &ReadSettings, scratch: &Path) -> 
         })?;
         let path_of = |line: &str| path_of_recording(serde_json::from_str(line).ok()?);
         let paths = Paths::of(&recordings, &in_recordings, path_of);
-        let supervisions = LineFile::open(supervisions, scratch)?;
+        let supervisions = LineFile::open(storage, supervisions, scratch)?;
         Ok(Recordings {
             ids: ids.finish(),
             recordings,
@@ -510,12 +515,12 @@ impl Corpus for AllRecordings {
         self.places().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some((pair, block)) = self.places().nth(part.number) else {
             return Ok(());
         };
-        pair.supervisions.still()?;
-        pair.recordings.still()?;
+        pair.supervisions.still(storage)?;
+        pair.recordings.still(storage)?;
         pair.supervisions
             .lines(pair.blocks[block], &mut |line| match line.text {
                 Ok(text) => take(Some(line.number), pair.row(text)?, &|| line_values(text)),
@@ -524,7 +529,12 @@ impl Corpus for AllRecordings {
     }
 }
 
-pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open_cuts(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let (files, told) = match root.is_dir() {
         true => {
             let all = cuts_in(root);
@@ -541,7 +551,7 @@ pub fn open_cuts(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result
     };
     let (mut opened, mut all_paths) = (Vec::new(), Vec::new());
     for path in &files {
-        let file = LineFile::open(path, scratch)?;
+        let file = LineFile::open(storage, path, scratch)?;
         let blocks = file.blocks(|_, _| {})?;
         let path_of = |line: &str| path_of_recording(recording_of(serde_json::from_str(line).ok()?)?);
         all_paths.push(Paths::of(&file, &blocks, path_of));

@@ -37,6 +37,7 @@ use std::path::Path;
 
 use flow_corpus::folder::AudioFolder;
 use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 
 use folder_entries::remembering_folders;
 
@@ -45,13 +46,13 @@ struct Known {
     layout: Layout,
     name: &'static str,
     /// What of a folder or file tells it; none where it is another layout.
-    detect: fn(&Path) -> Option<String>,
+    detect: fn(&Storage, &Path) -> Option<String>,
     open: Open,
 }
 
-type Open = fn(&Path, &ReadSettings, &Path) -> Result<Manifest, ManifestError>;
+type Open = fn(&Storage, &Path, &ReadSettings, &Path) -> Result<Manifest, ManifestError>;
 
-const fn known(layout: Layout, name: &'static str, detect: fn(&Path) -> Option<String>, open: Open) -> Known {
+const fn known(layout: Layout, name: &'static str, detect: fn(&Storage, &Path) -> Option<String>, open: Open) -> Known {
     Known {
         layout,
         name,
@@ -165,9 +166,15 @@ const WITHOUT_SPLITS: [Layout; 8] = [
 ];
 
 impl Known {
-    fn open(&self, root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+    fn open(
+        &self,
+        storage: &Storage,
+        root: &Path,
+        settings: &ReadSettings,
+        scratch: &Path,
+    ) -> Result<Manifest, ManifestError> {
         refuse_settings(self.layout, self.name, root, settings)?;
-        (self.open)(root, settings, scratch)
+        (self.open)(storage, root, settings, scratch)
     }
 }
 
@@ -188,22 +195,29 @@ fn refuse_settings(layout: Layout, name: &str, root: &Path, settings: &ReadSetti
 ///
 /// # Errors
 /// Where several fit, or the one cannot be opened.
-fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Option<Manifest>, ManifestError> {
+fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Option<Manifest>, ManifestError> {
     if settings.layout == Layout::Transcripts {
         refuse_settings(Layout::Transcripts, "transcripts", root, settings)?;
-        return Ok(Some(Box::new(AudioFolder::open(root, settings)?)));
+        return Ok(Some(Box::new(AudioFolder::open(storage, root, settings)?)));
     }
     if settings.layout != Layout::Auto {
         let known = KNOWN.iter().find(|known| known.layout == settings.layout);
-        return known.map(|known| known.open(root, settings, scratch)).transpose();
+        return known
+            .map(|known| known.open(storage, root, settings, scratch))
+            .transpose();
     }
     let found: Vec<(&Known, String)> = remembering_folders(|| {
-        let detected = KNOWN.iter().map(|known| Some((known, (known.detect)(root)?)));
+        let detected = KNOWN.iter().map(|known| Some((known, (known.detect)(storage, root)?)));
         detected.flatten().collect()
     });
     match found.as_slice() {
         [] => Ok(None),
-        [(known, _)] => known.open(root, settings, scratch).map(Some),
+        [(known, _)] => known.open(storage, root, settings, scratch).map(Some),
         several => {
             let all: Vec<String> = several
                 .iter()

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 use flow_kind::{StageError, open_input_file, unlinked_file};
-use flow_storage::{FileVersion, InputFile};
+use flow_storage::{FileVersion, InputFile, Storage};
 
 use flow_corpus::ManifestError;
 use flow_corpus::looks::{check_version, version_of};
@@ -69,10 +69,10 @@ impl LineFile {
     ///
     /// # Errors
     /// When it cannot be read or unpacked.
-    pub fn open(path: &Path, scratch: &Path) -> Result<LineFile, ManifestError> {
+    pub fn open(storage: &Storage, path: &Path, scratch: &Path) -> Result<LineFile, ManifestError> {
         let failed = |error| ManifestError::io(path, error);
-        let look = version_of(path).map_err(failed)?;
-        let mut file = open_input_file(path).map_err(failed)?;
+        let look = version_of(storage, path).map_err(failed)?;
+        let mut file = open_input_file(storage, path).map_err(failed)?;
         let mut head = [0; 2];
         if file.read_exact_at(&mut head, 0).is_ok() && head == GZIP {
             file = unpacked(file, path, scratch)?.into();
@@ -87,8 +87,8 @@ impl LineFile {
 
     /// # Errors
     /// When the file was changed since it was opened.
-    pub fn still(&self) -> Result<(), StageError> {
-        check_version(self.look, &self.path)
+    pub fn still(&self, storage: &Storage) -> Result<(), StageError> {
+        check_version(storage, self.look, &self.path)
     }
 
     /// All lines, in blocks. `each` is given every line that is UTF-8, with where it begins.
@@ -305,7 +305,7 @@ mod tests {
         writer.write_all(text.as_bytes()).unwrap();
         writer.finish().unwrap();
         for path in [&plain, &packed] {
-            let file = LineFile::open(path, &folder.path().join("scratch")).unwrap();
+            let file = LineFile::open(&Storage::default(), path, &folder.path().join("scratch")).unwrap();
             let mut index = Indexing::default();
             let blocks = file
                 .blocks(|offset, line| index.add(line.split(' ').next().unwrap(), offset))
@@ -333,7 +333,10 @@ mod tests {
         }
         let bytes = std::fs::read(&packed).unwrap();
         std::fs::write(&packed, &bytes[..bytes.len() - 9]).unwrap();
-        let error = LineFile::open(&packed, folder.path()).err().unwrap().to_string();
+        let error = LineFile::open(&Storage::default(), &packed, folder.path())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("cannot be unpacked"), "{error}");
     }
 
@@ -343,7 +346,7 @@ mod tests {
         let path = folder.path().join("x");
         let text: String = (0..20_000).map(|n| format!("{n}\n")).collect();
         std::fs::write(&path, text).unwrap();
-        let file = LineFile::open(&path, folder.path()).unwrap();
+        let file = LineFile::open(&Storage::default(), &path, folder.path()).unwrap();
         let blocks = file.blocks(|_, _| {}).unwrap();
         let mut lines = Vec::new();
         for block in &blocks {

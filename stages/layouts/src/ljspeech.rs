@@ -4,6 +4,7 @@ use std::path::Path;
 
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings, file_stem};
+use flow_storage::Storage;
 use serde_json::Map;
 
 use super::table_lines::{TableLines, fields, first_line};
@@ -24,11 +25,16 @@ pub fn is_there(root: &Path) -> bool {
     !flow_corpus::names::unsafe_name(id) && ENDINGS.iter().any(is_file)
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     is_there(root).then(|| format!("{TABLE} without a heading beside wavs"))
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let common = Common::of(settings);
     let (folder, shard) = (root.join("wavs"), file_stem(root));
     let row = move |_: usize, line: &str| {
@@ -67,7 +73,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     };
     let told = "LJSpeech; texts are the normalised ones where there are three fields".to_string();
     LaidOut::of(
-        TableLines::open(&[root.join(TABLE)], false, told, scratch, row)?,
+        TableLines::open(storage, &[root.join(TABLE)], false, told, scratch, row)?,
         root,
         settings,
     )

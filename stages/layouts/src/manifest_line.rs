@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use flow_kind::{Out, StageError};
+use flow_storage::Storage;
 
 use flow_corpus::files::{Format, expand, format_of};
 use flow_corpus::recordings::Recordings;
@@ -16,7 +17,12 @@ use crate::opening::open;
 ///
 /// # Errors
 /// Where the file cannot be read, has no row at that line, or is not a manifest of lines.
-pub fn line_of(settings: &ReadSettings, file: &Path, number: u64) -> Result<Option<ManifestLine>, StageError> {
+pub fn line_of(
+    storage: &Storage,
+    settings: &ReadSettings,
+    file: &Path,
+    number: u64,
+) -> Result<Option<ManifestLine>, StageError> {
     let wrong = |why: String| ManifestError::manifest(file, why);
     let file = file.canonicalize().map_err(|error| ManifestError::io(file, error))?;
     // Of a folder the table in it is read.
@@ -34,19 +40,19 @@ pub fn line_of(settings: &ReadSettings, file: &Path, number: u64) -> Result<Opti
         return Err(wrong("it is neither a manifest of JSON lines nor a table as text".into()).into());
     }
     // Manifests of lines need no folder for temporary files.
-    let manifest = open(settings, Path::new(""), &mut |_| true)?;
+    let manifest = open(storage, settings, Path::new(""), &mut |_| true)?;
     if !manifest.has_lines() {
         return Ok(None);
     }
     for partition in manifest.names() {
-        let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(false));
+        let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(storage, false));
         let mut rows = Rows::new(&mut out, &mut recordings).searching(LineSearch {
             file: file.clone(),
             number,
             is_file: false,
             found: None,
         });
-        manifest.read(&partition, &mut rows)?;
+        manifest.read(storage, &partition, &mut rows)?;
         if let Some(found) = rows.into_search().and_then(|search| search.found) {
             return Ok(Some(found));
         }
@@ -68,7 +74,8 @@ mod tests {
             manifest: at(name).display().to_string(),
             ..ReadSettings::default()
         };
-        let found = |name: &str, number| line_of(&settings(name), &at(name), number).map(Option::unwrap);
+        let found =
+            |name: &str, number| line_of(&Storage::default(), &settings(name), &at(name), number).map(Option::unwrap);
         let line = r#"{"audio_filepath": "a/b.wav", "duration": 1, "text": "x", "offset": 2.5}"#;
         let bytes = [format!("\n{line}\r\nnot json\n").as_bytes(), b"{\"text\": \"\xff\"}\n"].concat();
         std::fs::write(at("m.jsonl"), bytes).unwrap();
@@ -100,7 +107,10 @@ mod tests {
             ("m.jsonl", 1),
             ("none.csv", 2),
         ] {
-            assert!(line_of(&settings(name), &at(name), number).is_err(), "{name}:{number}");
+            assert!(
+                line_of(&Storage::default(), &settings(name), &at(name), number).is_err(),
+                "{name}:{number}"
+            );
         }
         // Columns that are called differently, of the second of two tables, and of the table of a folder.
         std::fs::write(at("u0.csv"), "wav_file,words\nc.wav,x\n").unwrap();
@@ -109,19 +119,24 @@ mod tests {
             columns: vec!["wav_file=audio_filepath".into(), "words=text".into()],
             ..settings("u{0..1}.csv")
         };
-        let of = |name: &str| line_of(&renamed, &at(name), 2).unwrap().unwrap().segment_id;
+        let of = |name: &str| {
+            line_of(&Storage::default(), &renamed, &at(name), 2)
+                .unwrap()
+                .unwrap()
+                .segment_id
+        };
         assert_eq!(
             (of("u0.csv").as_deref(), of("u1.csv").as_deref()),
             (Some("c"), Some("d"))
         );
         assert_eq!(
-            line_of(&renamed, &at("t.csv"), 2).unwrap(),
+            line_of(&Storage::default(), &renamed, &at("t.csv"), 2).unwrap(),
             None,
             "it reads other files"
         );
         std::fs::create_dir(at("folder")).unwrap();
         std::fs::write(at("folder/metadata.csv"), "file_name,text\ne.wav,x\n").unwrap();
-        let of_folder = line_of(&settings("folder"), &at("folder/metadata.csv"), 2).unwrap();
+        let of_folder = line_of(&Storage::default(), &settings("folder"), &at("folder/metadata.csv"), 2).unwrap();
         assert_eq!(of_folder.unwrap().segment_id.as_deref(), Some("e"));
     }
 

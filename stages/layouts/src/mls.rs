@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 
 use super::folder_entries::{MOST_FOLDERS, entries_of};
 use super::splits::chosen;
@@ -33,7 +34,7 @@ fn splits(root: &Path) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     splits(root)
         .first()
         .map(|(_, name)| format!("{name}/{TRANSCRIPTS} beside audio"))
@@ -51,7 +52,12 @@ fn language_of(root: &Path) -> Option<String> {
     language_called(name).map(str::to_string)
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let all = splits(root);
     let names: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
@@ -90,5 +96,9 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         .row(&common))
     };
     let told = format!("Multilingual LibriSpeech{told}");
-    LaidOut::of(TableLines::open(&files, false, told, scratch, row)?, root, settings)
+    LaidOut::of(
+        TableLines::open(storage, &files, false, told, scratch, row)?,
+        root,
+        settings,
+    )
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::files::trailing_number;
 use flow_corpus::lines::LineManifest;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 
 use super::folder_entries::entries_of;
 
@@ -38,14 +39,14 @@ fn manifests(root: &Path) -> Vec<PathBuf> {
     one.into_iter().collect()
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let manifest = manifests(root).into_iter().next()?;
     let tar = tars(root).into_iter().next()?;
     let name = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
     Some(format!("{} beside {}", name(&tar), name(&manifest)))
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let (manifests, tars) = (manifests(root), tars(root));
     if manifests.is_empty() || tars.is_empty() {
         return Err(ManifestError::manifest(
@@ -65,7 +66,7 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
         return Err(ManifestError::manifest(root, why));
     }
     Ok(LaidOut::of_lines(
-        LineManifest::open(manifests, tars, settings)?,
+        LineManifest::open(storage, manifests, tars, settings)?,
         settings,
     ))
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use flow_hub::DatasetReference;
 use flow_kind::open_input_file;
 use flow_kind::store::{on_threads, path_in_set};
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 
 use flow_corpus::files::{Format, expand, format_of};
 use flow_corpus::folder::{AudioFolder, open_table, table_of};
@@ -33,23 +33,24 @@ pub fn dataset(settings: &ReadSettings) -> Result<Option<DatasetReference>, Stri
 
 /// Opens the manifest. `progress` receives lines about downloads from the hub, and cancels them by false.
 pub fn open(
+    storage: &Storage,
     settings: &ReadSettings,
     scratch: &Path,
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Manifest, ManifestError> {
     let wrong = |why: String| ManifestError::manifest(&settings.manifest, why);
     if let Some(dataset) = dataset(settings).map_err(wrong)? {
-        return hugging_face::open_dataset(&dataset, settings, progress);
+        return hugging_face::open_dataset(storage, &dataset, settings, progress);
     }
     if settings.fetch != Fetch::Files {
         return Err(wrong(
             "`fetch` is of datasets of the hub; files in object storage are always read in parts".into(),
         ));
     }
-    let files = existing(&settings.manifest, "the manifest")?;
+    let files = existing(storage, &settings.manifest, "the manifest")?;
     check_layout(settings, &files)?;
     if let ([root], Format::Auto, true) = (files.as_slice(), settings.format, settings.tars.is_empty())
-        && let Some(manifest) = crate::open(root, settings, scratch)?
+        && let Some(manifest) = crate::open(storage, root, settings, scratch)?
     {
         return Ok(manifest);
     }
@@ -90,7 +91,7 @@ pub fn open(
             return Err(ManifestError::manifest(file, why));
         }
         if found != Format::Folder {
-            check_set(file)?;
+            check_set(storage, file)?;
         }
         format = found;
     }
@@ -111,20 +112,26 @@ pub fn open(
         ));
     }
     match (format, files.as_slice()) {
-        (Format::Parquet, [first, ..]) if hugging_face::has_recordings(first) => {
-            hugging_face::open_named(files, settings)
+        (Format::Parquet, [first, ..]) if hugging_face::has_recordings(storage, first) => {
+            hugging_face::open_named(storage, files, settings)
         }
-        (Format::Parquet, _) => Ok(Box::new(TableManifest::open(files, settings, scratch)?)),
-        (Format::Table, _) => Ok(LaidOut::of_lines(TextTables::open(files, None, settings)?, settings)),
+        (Format::Parquet, _) => Ok(Box::new(TableManifest::open(storage, files, settings, scratch)?)),
+        (Format::Table, _) => Ok(LaidOut::of_lines(
+            TextTables::open(storage, files, None, settings)?,
+            settings,
+        )),
         (Format::Nemo, _) => {
             let tars = if settings.tars.is_empty() {
                 Vec::new()
             } else {
-                existing(&settings.tars, "the tar")?
+                existing(storage, &settings.tars, "the tar")?
             };
-            Ok(LaidOut::of_lines(LineManifest::open(files, tars, settings)?, settings))
+            Ok(LaidOut::of_lines(
+                LineManifest::open(storage, files, tars, settings)?,
+                settings,
+            ))
         }
-        (_, [root]) => open_folder(settings, root, scratch),
+        (_, [root]) => open_folder(storage, settings, root, scratch),
         (_, [_, second, ..]) => Err(ManifestError::manifest(second, "only one folder can be read")),
         (_, []) => Err(ManifestError::manifest(&settings.manifest, "it matches no file")),
     }
@@ -146,20 +153,26 @@ fn check_layout(settings: &ReadSettings, files: &[PathBuf]) -> Result<(), Manife
     }
 }
 
-fn open_folder(settings: &ReadSettings, root: &Path, scratch: &Path) -> Result<Manifest, ManifestError> {
+fn open_folder(
+    storage: &Storage,
+    settings: &ReadSettings,
+    root: &Path,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     match table_of(root)? {
-        Some(table) => open_table(&table, root, settings, scratch),
-        None => Ok(Box::new(AudioFolder::open(root, settings)?)),
+        Some(table) => open_table(storage, &table, root, settings, scratch),
+        None => Ok(Box::new(AudioFolder::open(storage, root, settings)?)),
     }
 }
 
 /// Where files lie that may be of sets in object storage; objects are opened.
-fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
+fn in_sets(storage: &Storage, files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
     let look = |file: &String| -> Result<PathBuf, ManifestError> {
-        let path = path_in_set(file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
+        let path =
+            path_in_set(storage, file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
         if is_url(&path) {
             // Why it cannot be read is said here: rights, the bucket, credentials.
-            open_input_file(&path).map_err(|error| ManifestError::io(&path, error))?;
+            open_input_file(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
         }
         Ok(path)
     };
@@ -167,10 +180,10 @@ fn in_sets(files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
 }
 
 /// The files of a pattern, all of which have to be there.
-fn existing(pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
+fn existing(storage: &Storage, pattern: &str, what: &str) -> Result<Vec<PathBuf>, ManifestError> {
     // The pattern was checked with the pipeline.
     let files = expand(pattern).map_err(|why| ManifestError::manifest(pattern, why))?;
-    let files = in_sets(&files)?;
+    let files = in_sets(storage, &files)?;
     let is_there = |file: &PathBuf| is_url(file) || file.is_file() || file.is_dir();
     match files.iter().find(|file| !is_there(file)) {
         None => Ok(files),

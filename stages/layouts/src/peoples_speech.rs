@@ -9,7 +9,7 @@ use flow_corpus::files::label;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::names::unsafe_name;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 use serde::Deserialize;
 
 use super::folder_entries::{MOST_FOLDERS, entries_of};
@@ -81,7 +81,7 @@ fn subsets(root: &Path) -> Vec<Subset> {
     lists.filter_map(subset).collect()
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let first = subsets(root).into_iter().next()?.path;
     Some(first.strip_prefix(root).unwrap_or(&first).display().to_string())
 }
@@ -92,7 +92,12 @@ struct PeoplesSpeech {
     told: String,
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let all = subsets(root);
     if all.is_empty() {
         return Err(ManifestError::manifest(
@@ -114,7 +119,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     let told = told.map_or_else(String::new, |told| format!("; {told}"));
     let told = format!("The People's Speech; its subsets {} are read{told}", names.join(", "));
     let open = |subset: Subset| {
-        let file = LineFile::open(&subset.path, scratch)?;
+        let file = LineFile::open(storage, &subset.path, scratch)?;
         let blocks = file.blocks(|_, _| {})?;
         Ok((subset, file, blocks))
     };
@@ -199,12 +204,12 @@ impl Corpus for PeoplesSpeech {
         self.places().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some((place, block)) = self.places().nth(part.number) else {
             return Ok(());
         };
         let (subset, file, blocks) = &self.subsets[place];
-        file.still()?;
+        file.still(storage)?;
         file.lines(blocks[block], &mut |line| {
             let number = line.number;
             let found = line

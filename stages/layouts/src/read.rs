@@ -126,7 +126,7 @@ impl Reader {
         }
         let settings = &self.settings;
         let opened = || {
-            open(settings, &self.context.scratch, &mut |line| {
+            open(&self.context.storage, settings, &self.context.scratch, &mut |line| {
                 self.context.report(serde_json::json!({ "line": line }));
                 !self.context.cancel.is_set()
             })
@@ -152,7 +152,7 @@ impl Source for Reader {
                 .events
                 .send(Event::note(format!("{}: {decision}", self.settings.manifest)));
         }
-        let mut partitions = manifest.partitions()?;
+        let mut partitions = manifest.partitions(&self.context.storage)?;
         partitions.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(partitions)
     }
@@ -164,9 +164,9 @@ impl Source for Reader {
         let manifest = self.manifest()?;
         // Not needed any more when the workers have finished.
         self.settings.opened.forget();
-        let mut recordings = Recordings::new(self.settings.check_audio);
+        let mut recordings = Recordings::new(&self.context.storage, self.settings.check_audio);
         let mut rows = Rows::new(out, &mut recordings).with_rules(self.settings.row_rules());
-        manifest.read(partition, &mut rows)?;
+        manifest.read(&self.context.storage, partition, &mut rows)?;
         if let Some(told) = rows.told_twice() {
             self.context
                 .warn(format!("{}, {partition}: {told}", self.settings.manifest));

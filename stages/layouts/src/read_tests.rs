@@ -6,7 +6,7 @@ use arrow::array::{Array, AsArray, Float32Array, StringArray, StringDictionaryBu
 use arrow::datatypes::{DataType, Field, Float64Type, Int32Type, Int64Type, Schema};
 use flow_corpus::Opened;
 use flow_corpus::tables::TableManifest;
-use flow_kind::{Artifact, StageError};
+use flow_kind::{Artifact, StageError, Storage};
 use flow_runtime::harness::{Harness, Output};
 use parquet::arrow::ArrowWriter;
 
@@ -102,7 +102,12 @@ fn golden_manifests_keep_their_order_and_find_their_recordings() {
     );
     for (row, path) in column(&output, "audio_path").iter().enumerate() {
         let (offset, size) = (offsets.as_primitive::<Int64Type>(), sizes.as_primitive::<Int64Type>());
-        let bytes = flow_audio::decode::read_range(Path::new(path), offset.value(row) as u64, size.value(row) as u64);
+        let bytes = flow_audio::decode::read_range(
+            &Storage::default(),
+            Path::new(path),
+            offset.value(row) as u64,
+            size.value(row) as u64,
+        );
         assert!(
             flow_audio::decode::decode(&bytes.unwrap(), 60.0).is_ok(),
             "{path} row {row}"
@@ -243,7 +248,9 @@ fn members_of_tars_are_found_by_name() {
                     .as_primitive::<Int64Type>()
                     .value(row) as u64
             };
-            let bytes = flow_audio::decode::read_range(Path::new(path), number("offset"), number("size")).unwrap();
+            let bytes =
+                flow_audio::decode::read_range(&Storage::default(), Path::new(path), number("offset"), number("size"))
+                    .unwrap();
             assert!(bytes == audio, "{path} row {row}");
         }
     }
@@ -401,17 +408,17 @@ fn without_a_manifest_the_input_goes_on() {
 
 fn opened(settings: &ReadSettings) -> Manifest {
     let scratch = std::env::temp_dir();
-    open(settings, &scratch, &mut |_| true).unwrap_or_else(|e| panic!("{e}"))
+    open(&Storage::default(), settings, &scratch, &mut |_| true).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn table_of(settings: &ReadSettings) -> TableManifest {
     let files = vec![PathBuf::from(&settings.manifest)];
-    TableManifest::open(files, settings, &std::env::temp_dir()).unwrap()
+    TableManifest::open(&Storage::default(), files, settings, &std::env::temp_dir()).unwrap()
 }
 
 /// What belongs to the key of each partition beside the bytes of its files.
 fn extras(settings: &ReadSettings) -> Vec<String> {
-    let partitions = opened(settings).partitions().unwrap();
+    let partitions = opened(settings).partitions(&Storage::default()).unwrap();
     partitions.into_iter().map(|partition| partition.extra).collect()
 }
 
@@ -548,10 +555,13 @@ fn shuffled_shards_are_read_in_few_passes() {
     }
 
     let tables = table_of(&settings);
-    for partition in tables.partitions().unwrap() {
-        let (mut out, mut recordings) = (Out::new(partition.name.clone()), Recordings::new(false));
+    for partition in tables.partitions(&Storage::default()).unwrap() {
+        let (mut out, mut recordings) = (
+            Out::new(partition.name.clone()),
+            Recordings::new(&Storage::default(), false),
+        );
         let mut rows = Rows::new(&mut out, &mut recordings);
-        tables.read(&partition.name, &mut rows).unwrap();
+        tables.read(&Storage::default(), &partition.name, &mut rows).unwrap();
     }
     assert_eq!(
         tables.rows_passed(),
@@ -564,11 +574,14 @@ fn shuffled_shards_are_read_in_few_passes() {
     sorted.sort_by(|a, b| a.1.cmp(&b.1));
     write_table(&path, &sorted, 50);
     let tables = table_of(&settings);
-    let partitions = tables.partitions().unwrap();
+    let partitions = tables.partitions(&Storage::default()).unwrap();
     for partition in &partitions {
-        let (mut out, mut recordings) = (Out::new(partition.name.clone()), Recordings::new(false));
+        let (mut out, mut recordings) = (
+            Out::new(partition.name.clone()),
+            Recordings::new(&Storage::default(), false),
+        );
         let mut rows = Rows::new(&mut out, &mut recordings);
-        tables.read(&partition.name, &mut rows).unwrap();
+        tables.read(&Storage::default(), &partition.name, &mut rows).unwrap();
     }
     assert_eq!(tables.rows_passed(), count);
 }
@@ -596,11 +609,11 @@ fn a_manifest_that_changes_after_the_plan_is_refused() {
     for name in ["m.jsonl", "m.parquet", "folder"] {
         write(false);
         let manifest = opened(&settings(&at(name)));
-        let partition = manifest.partitions().unwrap().remove(0).name;
+        let partition = manifest.partitions(&Storage::default()).unwrap().remove(0).name;
         let read = || {
-            let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(true));
+            let (mut out, mut recordings) = (Out::new(partition.clone()), Recordings::new(&Storage::default(), true));
             let mut rows = Rows::new(&mut out, &mut recordings);
-            manifest.read(&partition, &mut rows)
+            manifest.read(&Storage::default(), &partition, &mut rows)
         };
         read().unwrap();
         write(true);
@@ -608,7 +621,7 @@ fn a_manifest_that_changes_after_the_plan_is_refused() {
         assert!(error.contains("was changed while the run was going on"), "{error}");
         // Parquet is listed by its row groups, which are those of the file as it was opened.
         if name != "m.parquet" {
-            let error = manifest.partitions().unwrap_err().to_string();
+            let error = manifest.partitions(&Storage::default()).unwrap_err().to_string();
             assert!(error.contains("was changed"), "{error}");
         }
     }

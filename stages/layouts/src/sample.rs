@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use flow_audio::part::{TOLERANCE_SECONDS, decode_row, stated_seconds};
 use flow_audio::recording_reader::{Channels, RecordingReader};
 use flow_kind::{Out, StageError};
+use flow_storage::Storage;
 use flow_text::language_tag::{same_language, tag_of, untagged};
 
 use flow_corpus::ReadSettings;
@@ -60,9 +61,15 @@ impl ManifestSample {
     ///
     /// # Errors
     /// When the manifest cannot be read.
-    pub fn of(settings: &ReadSettings, scratch: &Path, most: usize, limit: Duration) -> Result<Self, StageError> {
+    pub fn of(
+        storage: &Storage,
+        settings: &ReadSettings,
+        scratch: &Path,
+        most: usize,
+        limit: Duration,
+    ) -> Result<Self, StageError> {
         let began = Instant::now();
-        let manifest = open(settings, scratch, &mut |_| true).map_err(StageError::from)?;
+        let manifest = open(storage, settings, scratch, &mut |_| true).map_err(StageError::from)?;
         let names = manifest.names();
         let chosen = spread(names.len(), MOST_PARTITIONS);
         let mut sample = ManifestSample {
@@ -77,11 +84,11 @@ impl ManifestSample {
             }
             sample.partitions_read += 1;
             let mut out = Out::new(partition.clone());
-            let mut recordings = Recordings::new(settings.check_audio);
+            let mut recordings = Recordings::new(storage, settings.check_audio);
             let mut rows = Rows::new(&mut out, &mut recordings)
                 .with_rules(settings.row_rules())
                 .keeping(KeptRows::default());
-            manifest.read(partition, &mut rows)?;
+            manifest.read(storage, partition, &mut rows)?;
             let kept = rows.take_kept();
             sample.rows_read += kept.seen;
             sample.refused.extend(kept.refused);
@@ -98,7 +105,7 @@ impl ManifestSample {
                         if rows.is_told_twice(&row, &found) {
                             sample.told_twice.push(place.clone());
                         }
-                        sample.look_at(place, &row, &found);
+                        sample.look_at(storage, place, &row, &found);
                     }
                     Err(refusal) => sample.refused.add(|| place, refusal),
                 }
@@ -107,18 +114,18 @@ impl ManifestSample {
         Ok(sample)
     }
 
-    fn look_at(&mut self, place: String, row: &ManifestRow, found: &Found) {
+    fn look_at(&mut self, storage: &Storage, place: String, row: &ManifestRow, found: &Found) {
         let path = Path::new(&found.audio_path);
         let range = found
             .range
             .map(|(offset, size)| (offset.unsigned_abs(), size.unsigned_abs()));
         let start = row.start.unwrap_or(0.0);
-        let opened = match RecordingReader::open(path, range, Channels::Mix) {
+        let opened = match RecordingReader::open(storage, path, range, Channels::Mix) {
             Ok(opened) => opened,
             Err(error) => return self.refused.add(|| place, refuse("decode_error", error.to_string())),
         };
         if found.duration <= LONGEST_DECODED
-            && let Err(error) = decode_row(path, range, start, found.duration, LONGEST_DECODED)
+            && let Err(error) = decode_row(storage, path, range, start, found.duration, LONGEST_DECODED)
         {
             return self.refused.add(|| place, refuse("decode_error", error.to_string()));
         }
@@ -130,7 +137,7 @@ impl ManifestSample {
         self.texts.push((row.lang.clone(), row.text.clone()));
         self.seconds += found.duration;
         let is_part = |length: f64| start > 0.0 || length - found.duration > TOLERANCE_SECONDS;
-        self.parts += u64::from(stated_seconds(path, range).is_some_and(is_part));
+        self.parts += u64::from(stated_seconds(storage, path, range).is_some_and(is_part));
         if let Some(tag) = tag_of(&row.text) {
             self.tagged += 1;
             if !same_language(tag, &row.lang) {

@@ -1,5 +1,7 @@
 use std::fs;
 
+use flow_storage::Storage;
+
 use super::*;
 
 /// Silence as a WAV of 16 bits.
@@ -33,7 +35,14 @@ fn settings(manifest: &Path) -> ReadSettings {
 
 fn sample(settings: &ReadSettings) -> ManifestSample {
     let scratch = tempfile::tempdir().unwrap();
-    ManifestSample::of(settings, scratch.path(), 40, Duration::from_secs(600)).unwrap()
+    ManifestSample::of(
+        &Storage::default(),
+        settings,
+        scratch.path(),
+        40,
+        Duration::from_secs(600),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -115,7 +124,7 @@ fn of_many_rows_some_are_looked_at_and_no_time_is_no_error() {
     assert!((40..=42).contains(&found.rows), "{found:?}");
     assert_eq!(found.layouts, BTreeMap::from([((8_000, 1), found.rows)]));
     let scratch = tempfile::tempdir().unwrap();
-    let none = ManifestSample::of(&settings, scratch.path(), 40, Duration::ZERO).unwrap();
+    let none = ManifestSample::of(&Storage::default(), &settings, scratch.path(), 40, Duration::ZERO).unwrap();
     assert!(none.is_cut && none.rows == 0, "{none:?}");
 }
 

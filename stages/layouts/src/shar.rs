@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use flow_audio::tar;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, take_line};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 
 use super::folder_entries::entries_of;
 use super::lhotse::CutLine;
@@ -48,7 +48,7 @@ fn shards(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
     names.iter().filter_map(shard).collect()
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let found = shards(root);
     let (_, tar, _) = found.iter().find(|(_, tar, _)| tar.is_file())?;
     Some(format!("{} beside cuts", tar.file_name()?.to_string_lossy()))
@@ -66,7 +66,12 @@ struct Shar {
     common: Common,
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let open = |(cuts, tar, number): (PathBuf, PathBuf, String)| {
         if !tar.is_file() {
             return Err(ManifestError::manifest(
@@ -74,7 +79,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
                 "it does not exist, but its cuts are: each shard of cuts needs one of recordings",
             ));
         }
-        let cuts = LineFile::open(&cuts, scratch)?;
+        let cuts = LineFile::open(storage, &cuts, scratch)?;
         Ok(Shard {
             blocks: cuts.blocks(|_, _| {})?,
             cuts,
@@ -159,11 +164,11 @@ impl Corpus for Shar {
         self.places().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some((shard, block)) = self.places().nth(part.number) else {
             return Ok(());
         };
-        shard.cuts.still()?;
+        shard.cuts.still(storage)?;
         let members = members(&shard.tar)?;
         shard.cuts.lines(shard.blocks[block], &mut |line| {
             take_line(take, line.number, line.text, |text| self.row(text, shard, &members))

@@ -13,7 +13,7 @@ use arrow::ipc::reader::{read_dictionary, read_record_batch};
 use arrow::ipc::{MessageHeader, root_as_message};
 use flow_corpus::ManifestError;
 use flow_kind::{StageError, open_input_file};
-use flow_storage::InputFile;
+use flow_storage::{InputFile, Storage};
 
 /// What files of Arrow's file format begin with; a stream follows.
 const MAGIC: &[u8; 6] = b"ARROW1";
@@ -65,9 +65,9 @@ fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) ->
 impl ArrowFile {
     /// # Errors
     /// When it cannot be read, or is no such file.
-    pub fn open(path: &Path) -> Result<ArrowFile, ManifestError> {
+    pub fn open(storage: &Storage, path: &Path) -> Result<ArrowFile, ManifestError> {
         let failed = |error| ManifestError::io(path, error);
-        let file = open_input_file(path).map_err(failed)?;
+        let file = open_input_file(storage, path).map_err(failed)?;
         let mut opened = ArrowFile {
             path: path.to_path_buf(),
             schema: Arc::new(Schema::empty()),
@@ -255,7 +255,13 @@ mod tests {
     #[test]
     fn nulls_are_told_by_the_metadata_of_batches() {
         let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/layouts"));
-        let of = |folder: &str| ArrowFile::open(&data.join(folder).join("data-00000-of-00001.arrow")).unwrap();
+        let of = |folder: &str| {
+            ArrowFile::open(
+                &Storage::default(),
+                &data.join(folder).join("data-00000-of-00001.arrow"),
+            )
+            .unwrap()
+        };
         let has_nulls = |folder: &str, column: &str| of(folder).has_nulls(column, "bytes").unwrap();
         assert!(has_nulls("saved", "audio") && has_nulls("saved", "sentence"));
         assert!(!has_nulls("saved", "lang") && !has_nulls("saved_dict/train", "audio"));

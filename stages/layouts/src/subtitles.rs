@@ -9,7 +9,7 @@ use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refus
 use flow_corpus::naming::named;
 use flow_corpus::transcripts::lines_of;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 use flow_text::language_tag::is_language;
 
 use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
@@ -151,7 +151,7 @@ fn has_transcripts(folder: &Path, recording: &Path) -> bool {
         .any(|name| ending(name).is_some_and(|ending| ending == "txt" || ending == "lab"))
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let titled = first_titled(root)?;
     let name = titled.subtitles.file_name()?.to_string_lossy().into_owned();
     (!has_transcripts(root, &titled.recording)).then(|| format!("{name} beside its recording"))
@@ -164,7 +164,7 @@ struct Subtitles {
     common: Common,
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(_: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let Found { titled: all, refused } = Found::all(root)?;
     if all.is_empty() {
         return Err(ManifestError::manifest(
@@ -250,7 +250,7 @@ impl Corpus for Subtitles {
             .collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         if let Some(block) = part.number.checked_sub(self.titled_parts()) {
             for (path, refusal) in self.refused.iter().skip(block * BLOCK_REFUSED).take(BLOCK_REFUSED) {
                 take(None, Err(refusal.clone()), &|| line_values(&path.to_string_lossy()))?;
@@ -258,7 +258,7 @@ impl Corpus for Subtitles {
             return Ok(());
         }
         for titled in self.all.iter().skip(part.number * BLOCK).take(BLOCK) {
-            let decoded = lines_of(&titled.subtitles)?;
+            let decoded = lines_of(storage, &titled.subtitles)?;
             for (_, cue) in cues(&decoded.text) {
                 let cue = cue.map_err(|bad| refuse(bad.reason, bad.detail));
                 let cue = cue.as_ref();

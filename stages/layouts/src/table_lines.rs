@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::files::label;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, refuse};
 use flow_corpus::{Corpus, ManifestError, Part, Take, take_line};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 
 use super::line_file::{Block, LineFile};
 
@@ -26,6 +26,7 @@ impl TableLines {
     /// # Errors
     /// When a file cannot be read.
     pub fn open(
+        storage: &Storage,
         paths: &[PathBuf],
         has_heading: bool,
         told: String,
@@ -33,7 +34,7 @@ impl TableLines {
         row: impl Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync + 'static,
     ) -> Result<TableLines, ManifestError> {
         let open = |path: &PathBuf| {
-            let file = LineFile::open(path, scratch)?;
+            let file = LineFile::open(storage, path, scratch)?;
             let blocks = file.blocks(|_, _| {})?;
             Ok((file, blocks))
         };
@@ -81,12 +82,12 @@ impl Corpus for TableLines {
         self.places().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some((number, block)) = self.places().nth(part.number) else {
             return Ok(());
         };
         let (file, blocks) = &self.files[number];
-        file.still()?;
+        file.still(storage)?;
         file.lines(blocks[block], &mut |line| {
             if self.has_heading && line.offset == 0 {
                 return Ok(());

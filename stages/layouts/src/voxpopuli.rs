@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 use serde_json::Map;
 
 use super::folder_entries::{MOST_FOLDERS, entries_of};
@@ -56,7 +57,7 @@ fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
         .collect()
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let first = tables(root).into_iter().next().map(|(path, ..)| path);
     let path = first.or_else(|| voxpopuli_sessions::tables(root).into_iter().next())?;
     Some(path.file_name()?.to_string_lossy().into_owned())
@@ -76,10 +77,15 @@ pub fn text_column(root: &Path, settings: &ReadSettings, texts: [&str; 2]) -> Re
     Ok(pairs.first().map_or(usual, |(theirs, _)| theirs).to_owned())
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let all = tables(root);
     if all.is_empty() && !voxpopuli_sessions::tables(root).is_empty() {
-        return voxpopuli_sessions::open(root, settings, scratch);
+        return voxpopuli_sessions::open(storage, root, settings, scratch);
     }
     let names: Vec<&str> = all.iter().map(|(_, split, _)| split.as_str()).collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
@@ -130,5 +136,9 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         }
         .row(&common))
     };
-    LaidOut::of(TableLines::open(&files, true, told, scratch, row)?, root, settings)
+    LaidOut::of(
+        TableLines::open(storage, &files, true, told, scratch, row)?,
+        root,
+        settings,
+    )
 }

@@ -10,6 +10,7 @@ use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse, refuse_by_
 use flow_corpus::names::unsafe_name;
 use flow_corpus::table_text::{Layout, records};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 use serde_json::Map;
 
 use super::folder_entries::{MOST_FOLDERS, entries_of};
@@ -110,7 +111,12 @@ impl Table {
     }
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let files = tables(root);
     let opened = files.iter().map(|path| Table::open(path));
     let opened = opened.collect::<Result<Vec<Table>, ManifestError>>()?;
@@ -128,7 +134,11 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
     };
     let common = Common::of(settings);
     let row = move |file: usize, line: &str| opened[file].row(line, &text, &split, &common);
-    LaidOut::of(TableLines::open(&files, true, told, scratch, row)?, root, settings)
+    LaidOut::of(
+        TableLines::open(storage, &files, true, told, scratch, row)?,
+        root,
+        settings,
+    )
 }
 
 impl Table {

@@ -10,7 +10,7 @@ use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
-use flow_kind::{Partition, StageError};
+use flow_kind::{Partition, StageError, Storage};
 use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
 use flow_storage::FileVersion;
 use serde_json::{Map, Value};
@@ -87,9 +87,9 @@ fn has_samples(path: &Path) -> bool {
     })
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
     // Shar has `.json` beside recordings, too.
-    if shar::detect(root).is_some() || nemo_tarred::detect(root).is_some() {
+    if shar::detect(storage, root).is_some() || nemo_tarred::detect(storage, root).is_some() {
         return None;
     }
     let first = match root.is_dir() {
@@ -102,7 +102,7 @@ pub fn detect(root: &Path) -> Option<String> {
     has_samples(&first).then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string())
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let (files, told) = match root.is_dir() {
         true => {
             let (files, told) = chosen_files(root, listed(root, "tar")?, settings)?;
@@ -111,7 +111,7 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
         false => (vec![(root.to_path_buf(), String::new())], String::new()),
     };
     let tar = |(path, split): (PathBuf, String)| {
-        let look = version_of(&path).map_err(|error| ManifestError::io(&path, error))?;
+        let look = version_of(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
         Ok(Tar { path, look, split })
     };
     let tars: Vec<Tar> = files.into_iter().map(tar).collect::<Result<_, ManifestError>>()?;
@@ -125,13 +125,13 @@ pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, 
 }
 
 impl WebDataset {
-    fn row(&self, tar: &Tar, sample: &Sample<'_>) -> Result<ManifestRow, Refusal> {
+    fn row(&self, storage: &Storage, tar: &Tar, sample: &Sample<'_>) -> Result<ManifestRow, Refusal> {
         let recording = sample.recording().map_err(|(reason, detail)| refuse(reason, detail))?;
         let read = |member: &Member, reason: &'static str| {
             if member.size > LONGEST_TEXT {
                 return Err(refuse(reason, format!("{}: {} bytes", member.name, member.size)));
             }
-            let bytes = read_range(&tar.path, member.offset, member.size);
+            let bytes = read_range(storage, &tar.path, member.offset, member.size);
             bytes.map_err(|error| refuse(reason, error.to_string()))
         };
         let mut fields: Map<String, Value> = match sample.json {
@@ -211,15 +211,15 @@ impl Corpus for WebDataset {
         self.tars.iter().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some(tar) = self.tars.get(part.number) else {
             return Ok(());
         };
-        check_version(tar.look, &tar.path)?;
+        check_version(storage, tar.look, &tar.path)?;
         let listing = members(&tar.path).map_err(|error| ManifestError::io(&tar.path, error))?;
         for sample in group(&listing.last_of_each_name()) {
             let values = || serde_json::json!({ "key": sample.key, "members": sample.names() }).to_string();
-            take(None, self.row(tar, &sample), &values)?;
+            take(None, self.row(storage, tar, &sample), &values)?;
         }
         if let tar::End::Cut(why) = &listing.end {
             let path = tar.path.display().to_string();

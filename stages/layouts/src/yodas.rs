@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
+use flow_storage::Storage;
 
 use super::folder_entries::entries_of;
 use super::table_lines::TableLines;
@@ -70,7 +71,7 @@ pub fn unpacked(root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
     Err(ManifestError::manifest(root, why))
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let Shard { text, .. } = shards(root, "txt").into_iter().next()?;
     root.join("audio")
         .is_dir()
@@ -87,7 +88,12 @@ pub fn language_of(root: &Path) -> Option<String> {
     (!lang.is_empty()).then(|| lang.to_owned())
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let shards = shards(root, "txt");
     let files: Vec<PathBuf> = shards.iter().map(|shard| shard.text.clone()).collect();
     unpacked(root, &shards)?;
@@ -112,7 +118,7 @@ pub fn open(root: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Mani
         .row(&common))
     };
     LaidOut::of(
-        TableLines::open(&files, false, "YODAS".into(), scratch, row)?,
+        TableLines::open(storage, &files, false, "YODAS".into(), scratch, row)?,
         root,
         settings,
     )

@@ -8,7 +8,7 @@ use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::names::unsafe_name;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, Take};
-use flow_kind::{Partition, StageError, read_regular_file};
+use flow_kind::{Partition, StageError, Storage, read_regular_file};
 use flow_storage::FileVersion;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -25,7 +25,7 @@ struct Video {
     text: Map<String, Value>,
 }
 
-pub fn detect(root: &Path) -> Option<String> {
+pub fn detect(_: &Storage, root: &Path) -> Option<String> {
     let Shard { text, .. } = shards(root, "json").into_iter().next()?;
     root.join("audio")
         .is_dir()
@@ -38,12 +38,12 @@ struct Yodas2 {
     common: Common,
 }
 
-pub fn open(root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
     let shards = shards(root, "json");
     unpacked(root, &shards)?;
     let looked = |shard: Shard| {
         let failed = |error| ManifestError::io(&shard.text, error);
-        let look = version_of(&shard.text).map_err(failed)?;
+        let look = version_of(storage, &shard.text).map_err(failed)?;
         if shard.text.metadata().map_err(failed)?.len() > LARGEST {
             return Err(ManifestError::manifest(
                 &shard.text,
@@ -117,13 +117,13 @@ impl Corpus for Yodas2 {
         self.shards.iter().enumerate().map(part).collect()
     }
 
-    fn each(&self, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
         let Some((shard, look)) = self.shards.get(part.number) else {
             return Ok(());
         };
-        check_version(*look, &shard.text)?;
+        check_version(storage, *look, &shard.text)?;
         let failed = |error| ManifestError::io(&shard.text, error);
-        let bytes = read_regular_file(&shard.text).map_err(failed)?;
+        let bytes = read_regular_file(storage, &shard.text).map_err(failed)?;
         let videos: Vec<Value> = match serde_json::from_slice(&bytes) {
             Ok(videos) => videos,
             Err(error) => {

@@ -9,6 +9,7 @@ use std::sync::{Arc, LazyLock};
 use flow_corpus::ManifestError;
 use flow_kind::open_input_file;
 use flow_kind::yaml;
+use flow_storage::Storage;
 use serde::{Deserialize, Serialize};
 
 const DEFAULT_TABLE: &str = include_str!("../../../configs/languages.yaml");
@@ -67,8 +68,8 @@ impl Languages {
 
     /// # Errors
     /// When the file cannot be read or is not a language table.
-    pub fn from_file(path: &Path) -> Result<Languages, ManifestError> {
-        let text = open_input_file(path).and_then(io::read_to_string);
+    pub fn from_file(storage: &Storage, path: &Path) -> Result<Languages, ManifestError> {
+        let text = open_input_file(storage, path).and_then(io::read_to_string);
         let text = text.map_err(|e| ManifestError::io(path, e))?;
         Languages::parse(&text).map_err(|e| ManifestError::Languages(format!("{}: {e}", path.display())))
     }

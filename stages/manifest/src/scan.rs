@@ -108,7 +108,7 @@ struct Scanner {
 impl Source for Scanner {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
         let root = &self.settings.shards;
-        let listing = list_shards(root).map_err(|error| {
+        let listing = list_shards(&self.context.storage, root).map_err(|error| {
             StageError::setting("shards", error).with_help("name the folder that holds <lang>/<shard_id>/ folders")
         })?;
         if !listing.links.is_empty() {
@@ -147,7 +147,7 @@ impl Source for Scanner {
             max_rows: self.settings.max_rows_per_shard,
             ..ShardOptions::default()
         };
-        let shard = match Shard::read(&folder, lang, shard_id, &options) {
+        let shard = match Shard::read(&self.context.storage, &folder, lang, shard_id, &options) {
             Ok(shard) => shard,
             // Reported as an error: the runtime checks again whether the file can be read.
             Err(quarantine) if quarantine.reason == UNREADABLE => return Err(StageError::failed(quarantine.detail)),

@@ -35,11 +35,11 @@ pub struct Listing {
 ///
 /// # Errors
 /// When `root` or a folder in it cannot be read, or a folder's name is not UTF-8.
-pub fn list_shards(root: &Path) -> Result<Listing, ManifestError> {
+pub fn list_shards(storage: &Storage, root: &Path) -> Result<Listing, ManifestError> {
     let mut listing = Listing::default();
     let failed = |error: StorageError| ManifestError::io(root, error.into());
     if let Location::Object(url) = Location::of_path(root).map_err(failed)? {
-        listing.shards = folders_two_levels_below(Storage::global(), &url).map_err(failed)?;
+        listing.shards = folders_two_levels_below(storage, &url).map_err(failed)?;
         (listing.shards).retain(|(lang, shard_id)| ![lang, shard_id].iter().any(|name| is_of_program(name.as_ref())));
         return Ok(listing);
     }
@@ -196,7 +196,13 @@ impl Shard {
     ///
     /// # Errors
     /// When the shard has to be put in quarantine: a file is missing or corrupt, or lacks a column.
-    pub fn read(folder: &Path, path_lang: &str, shard_id: &str, options: &ShardOptions) -> Result<Shard, Quarantine> {
+    pub fn read(
+        storage: &Storage,
+        folder: &Path,
+        path_lang: &str,
+        shard_id: &str,
+        options: &ShardOptions,
+    ) -> Result<Shard, Quarantine> {
         use Kind::{Number, Text};
         let wanted = [
             Wanted::required("segment_id", Text),
@@ -207,6 +213,7 @@ impl Shard {
             Wanted::optional("recording_id", Text),
         ];
         let table = read_table(
+            storage,
             &folder.join(METADATA),
             &wanted,
             "missing_metadata",
@@ -235,6 +242,7 @@ impl Shard {
             Wanted::optional("audio_hash", Text),
         ];
         let [segment_id, tar_member_name, audio_hash] = read_table(
+            storage,
             &folder.join(AUDIO_INDEX),
             &wanted,
             "missing_audio_index",
@@ -538,13 +546,14 @@ impl Wanted {
 
 /// Reads columns of a parquet file, each as one text or float64 array.
 fn read_table<const N: usize>(
+    storage: &Storage,
     path: &Path,
     wanted: &[Wanted; N],
     missing: &'static str,
     corrupt: &'static str,
     most: u64,
 ) -> Result<[ArrayRef; N], Quarantine> {
-    let file = ForeignParquet::open(path).map_err(|error| match error.kind() {
+    let file = ForeignParquet::open(storage, path).map_err(|error| match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => Quarantine::new(missing, ""),
         _ => Quarantine::unreadable(path, error),
     })?;

@@ -2,6 +2,7 @@ use std::fs::{self, File};
 
 use arrow::array::{AsArray, DictionaryArray, Float32Array, Int16Array, LargeStringArray, NullArray};
 use arrow::datatypes::{Float64Type, Int8Type, UInt32Type};
+use flow_storage::Storage;
 use parquet::arrow::ArrowWriter;
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -51,7 +52,13 @@ fn shard(metadata: Columns, index: Columns) -> TempDir {
 }
 
 fn read(folder: &TempDir) -> Result<Shard, Quarantine> {
-    Shard::read(folder.path(), "hi", "hi_0000", &ShardOptions::default())
+    Shard::read(
+        &Storage::default(),
+        folder.path(),
+        "hi",
+        "hi_0000",
+        &ShardOptions::default(),
+    )
 }
 
 /// (`_row`, segment id, member) of the joined rows.
@@ -207,6 +214,7 @@ fn a_join_that_explodes_is_refused() {
     let ids = vec![Some("same"); 2000];
     let folder = shard(metadata(&ids), index(&ids));
     let refused = Shard::read(
+        &Storage::default(),
         folder.path(),
         "hi",
         "x",
@@ -226,7 +234,9 @@ fn a_shard_of_too_much_text_is_refused() {
             max_text,
             ..ShardOptions::default()
         };
-        Shard::read(folder, "hi", "x", &options).err().map(|q| q.reason)
+        Shard::read(&Storage::default(), folder, "hi", "x", &options)
+            .err()
+            .map(|q| q.reason)
     };
     // 200 ids of 200 bytes in each file.
     let ids: Vec<String> = (0..200).map(|number| format!("{number:0200}")).collect();
@@ -252,7 +262,7 @@ fn only_folders_two_levels_down_are_shards() {
         fs::write(root.path().join(file), b"").unwrap();
     }
     std::os::unix::fs::symlink("/etc", root.path().join("hi/out")).unwrap();
-    let listing = list_shards(root.path()).unwrap();
+    let listing = list_shards(&Storage::default(), root.path()).unwrap();
     let names: Vec<String> = listing
         .shards
         .iter()
@@ -260,7 +270,9 @@ fn only_folders_two_levels_down_are_shards() {
         .collect();
     assert_eq!(names, ["a/x", "a-b/x", "hi/hi_0", "hi/hi_1"]);
     assert_eq!(listing.links, [root.path().join("hi/out")]);
-    let error = list_shards(&root.path().join("nowhere")).unwrap_err().to_string();
+    let error = list_shards(&Storage::default(), &root.path().join("nowhere"))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("nowhere"), "{error}");
 }
 

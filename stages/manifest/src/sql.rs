@@ -16,6 +16,7 @@ use flow_kind::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
     Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
 };
+use flow_storage::Storage;
 use flow_text::normalize::{TextRules, TextSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,9 @@ pub struct SqlSettings {
     /// Most seconds that the SQL may take for one partition. A query that takes longer ends the run with an error.
     #[serde(default)]
     pub timeout: Option<f64>,
+    /// Reads `languages`; not a setting.
+    #[serde(skip)]
+    pub storage: Storage,
     /// The table of `languages`; not a setting.
     #[serde(skip)]
     pub table: ReadOnce<Languages>,
@@ -177,6 +181,10 @@ impl Kind for Sql {
         })
     }
 
+    fn set_storage(settings: &mut SqlSettings, storage: &Storage) {
+        settings.storage = storage.clone();
+    }
+
     fn open(settings: &SqlSettings, context: &Context) -> Result<Body, StageError> {
         let plans = Plans::new(settings, &context.inputs)?;
         Ok(Body::Local(Box::new(Transformer {
@@ -232,7 +240,9 @@ impl SqlSettings {
 
     fn languages(&self) -> Result<Arc<Languages>, ManifestError> {
         match &self.languages {
-            Some(path) => self.table.get(&path.to_string_lossy(), || Languages::from_file(path)),
+            Some(path) => self
+                .table
+                .get(&path.to_string_lossy(), || Languages::from_file(&self.storage, path)),
             None => Ok(Languages::shipped()),
         }
     }

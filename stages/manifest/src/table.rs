@@ -17,6 +17,7 @@ use flow_kind::{
     Body, Conservation, Context, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, ReadOnce, Shape, Source,
     SourcePartition, StageError,
 };
+use flow_storage::Storage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -81,6 +82,9 @@ pub struct TableSettings {
     /// Whether fields of CSV and TSV may be in double quotes.
     #[serde(default)]
     pub quoting: Quoting,
+    /// Reads the columns of the file; not a setting.
+    #[serde(skip)]
+    pub storage: Storage,
     /// The columns of the file; not a setting.
     #[serde(skip)]
     pub found: ReadOnce<Columns>,
@@ -131,7 +135,9 @@ impl TableSettings {
         let format = self.format()?;
         let columns = if self.columns.is_empty() {
             let name = format!("{format:?} {:?} {}", self.quoting, self.path.display());
-            let found = self.found.get(&name, || columns_of(&self.path, format, self.quoting));
+            let found = self
+                .found
+                .get(&name, || columns_of(&self.storage, &self.path, format, self.quoting));
             found.map_err(|error| error.of_setting("path"))?
         } else {
             Arc::new(self.columns.iter().map(|(name, cell)| (name.clone(), *cell)).collect())
@@ -147,10 +153,10 @@ impl TableSettings {
 }
 
 /// The columns that a file has, from its beginning (of parquet, from its end).
-fn columns_of(path: &Path, format: TableFormat, quoting: Quoting) -> Result<Columns, ManifestError> {
+fn columns_of(storage: &Storage, path: &Path, format: TableFormat, quoting: Quoting) -> Result<Columns, ManifestError> {
     match format {
-        TableFormat::Parquet => parquet_rows::columns(path),
-        _ => text_rows::columns(path, format, quoting),
+        TableFormat::Parquet => parquet_rows::columns(storage, path),
+        _ => text_rows::columns(storage, path, format, quoting),
     }
 }
 
@@ -177,6 +183,10 @@ impl Kind for Table {
             conservation: Conservation::Rows,
             ..Shape::source(vec![Port::new("rows", schema_of(&*settings.columns()?))])
         })
+    }
+
+    fn set_storage(settings: &mut TableSettings, storage: &Storage) {
+        settings.storage = storage.clone();
     }
 
     fn open(settings: &TableSettings, context: &Context) -> Result<Body, StageError> {
@@ -224,9 +234,17 @@ impl Source for Reader {
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
         let schema = schema_of(&self.columns);
         match self.format {
-            TableFormat::Parquet => parquet_rows::read(&self.path, &self.columns, &schema, out),
+            TableFormat::Parquet => parquet_rows::read(&self.context.storage, &self.path, &self.columns, &schema, out),
             format => {
-                let told = text_rows::read(&self.path, format, self.quoting, &self.columns, &schema, out)?;
+                let told = text_rows::read(
+                    &self.context.storage,
+                    &self.path,
+                    format,
+                    self.quoting,
+                    &self.columns,
+                    &schema,
+                    out,
+                )?;
                 if let Some(told) = told {
                     let message = format!("{}: {told}", self.path.display());
                     self.context.events.send(Event::Note { message });

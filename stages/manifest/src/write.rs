@@ -17,7 +17,7 @@ use flow_kind::{
     Artifact, Body, Context, Digest, Export, ExportFile, ExportSet, InputPort, Inputs, Kind, OutputPort, Partition,
     RejectSet, Shape, StageError, UrlUse,
 };
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 
 use crate::extracted::Extracted;
 use crate::parquet_file::ROW_GROUP;
@@ -104,6 +104,7 @@ impl Kind for Write {
             rejects: context.rejects.clone(),
             scratch: context.scratch.clone(),
             stage: context.stage.clone(),
+            storage: context.storage.clone(),
             events: context.events.clone(),
             pieces: BTreeMap::new(),
             stop: Box::new(context.gives_up()),
@@ -179,6 +180,7 @@ struct Writer {
     scratch: PathBuf,
     /// Of messages.
     stage: String,
+    storage: Storage,
     events: Events,
     /// Of the files of the set that was written.
     pieces: BTreeMap<String, Vec<Piece>>,
@@ -207,6 +209,7 @@ impl Export for Writer {
         if let Some(dataset) = self.settings.dataset() {
             let writing = Writing {
                 stage: &self.stage,
+                storage: &self.storage,
                 events: &self.events,
                 stop: &self.stop,
             };

@@ -19,6 +19,7 @@ use flow_audio::{flac, flac_encode, tar};
 use flow_random::SplitMix64;
 use flow_sampling::augment::{Augmenter, Step};
 use flow_shards::shards::list;
+use flow_storage::Storage;
 use serde_json::{Value, json};
 
 /// Times are the best of so many.
@@ -140,14 +141,15 @@ fn flac_of(signal: &[f32]) -> Vec<u8> {
 fn utterances() -> Vec<Vec<f32>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/corpus/mini/shards");
     let (mut found, mut joined) = (Vec::new(), Vec::new());
-    for shard in list(&corpus).expect("the bundled corpus") {
+    for shard in list(&Storage::default(), &corpus).expect("the bundled corpus") {
         let Ok(mut file) = fs::File::open(shard.tar()) else {
             continue;
         };
         let length = file.metadata().expect("its size").len();
         let listing = tar::list(&mut file, length).expect("its members");
         for member in listing.last_of_each_name() {
-            let bytes = flow_audio::decode::read_range(&shard.tar(), member.offset, member.size).unwrap_or_default();
+            let bytes = flow_audio::decode::read_range(&Storage::default(), &shard.tar(), member.offset, member.size)
+                .unwrap_or_default();
             if flac::probe(&bytes).is_ok() {
                 joined.extend(decode(&bytes, 100.0).unwrap_or_default());
             }

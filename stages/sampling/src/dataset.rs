@@ -12,6 +12,7 @@ use flow_audio::member_name::{safe_components, strip_dot_slash};
 use flow_audio::part::{decode_row, decode_rows, is_decoded_from_the_beginning};
 use flow_kind::{Artifact, ColumnType, Input, Partition, StageError};
 use flow_shards::shards::Shard;
+use flow_storage::Storage;
 
 use crate::manifest_rows::{ManifestRows, column, manifest_order};
 
@@ -167,39 +168,39 @@ impl Place {
 
     /// Whether parts of the recording cannot be decoded without what comes before them: then
     /// [`signals_of_one_recording`] of several is faster than each by itself.
-    pub fn is_decoded_from_the_beginning(&self) -> bool {
+    pub fn is_decoded_from_the_beginning(&self, storage: &Storage) -> bool {
         let (path, range) = self.file_and_range();
-        is_decoded_from_the_beginning(path, range)
+        is_decoded_from_the_beginning(storage, path, range)
     }
 }
 
 /// The signals of utterances that are parts of one recording (`by_duration`), at the place of the first, in their order: each
 /// as [`Utterance::signal`] gives it.
-pub fn signals_of_one_recording(utterances: &[Utterance<'_>]) -> Vec<Result<Vec<f32>, AudioError>> {
+pub fn signals_of_one_recording(storage: &Storage, utterances: &[Utterance<'_>]) -> Vec<Result<Vec<f32>, AudioError>> {
     let Some(place) = utterances.first().and_then(|first| first.place.as_ref()) else {
-        return utterances.iter().map(Utterance::signal).collect();
+        return utterances.iter().map(|utterance| utterance.signal(storage)).collect();
     };
     let (path, range) = place.file_and_range();
     let row = |utterance: &Utterance<'_>| (utterance.start.unwrap_or(0.0), utterance.duration);
     let rows: Vec<(f64, f64)> = utterances.iter().map(row).collect();
-    decode_rows(path, range, &rows, LONGEST_CUT_SECONDS)
+    decode_rows(storage, path, range, &rows, LONGEST_CUT_SECONDS)
 }
 
 impl Utterance<'_> {
     /// Reads and decodes the recording: 16 kHz, mono. A recording that is far longer than the row's duration is
     /// refused. Where the row is a part of a recording, only that part is read if the format lets us.
-    pub fn signal(&self) -> Result<Vec<f32>, AudioError> {
+    pub fn signal(&self, storage: &Storage) -> Result<Vec<f32>, AudioError> {
         let Some(place) = &self.place else {
             return Err(AudioError::Decode("the row's member is not in the tar".into()));
         };
         let (path, range) = place.file_and_range();
         if self.by_duration {
             let start = self.start.unwrap_or(0.0);
-            return decode_row(path, range, start, self.duration, LONGEST_CUT_SECONDS);
+            return decode_row(storage, path, range, start, self.duration, LONGEST_CUT_SECONDS);
         }
         let bytes = match range {
-            None => read_file(path)?,
-            Some((offset, size)) => read_range(path, offset, size)?,
+            None => read_file(storage, path)?,
+            Some((offset, size)) => read_range(storage, path, offset, size)?,
         };
         decode(&bytes, self.duration * 2.0 + 30.0)
     }

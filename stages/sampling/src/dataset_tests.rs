@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, UInt32Array};
 use arrow::datatypes::Field;
+use flow_storage::Storage;
 
 use super::*;
 use crate::test_data::corpus;
@@ -68,7 +69,7 @@ fn files_parts_and_members_of_tars_are_read() {
     let batch = RecordBatch::try_new(schema.clone(), columns.into_iter().map(|column| column.1).collect()).unwrap();
     let artifact = Artifact::in_memory(schema, vec![(Partition::new("hi/hi_0001"), vec![batch])]).unwrap();
     let data = Dataset::read(&artifact, None, Path::new(""), None).unwrap();
-    let signal = |row: u32| data.utterance(row).unwrap().signal();
+    let signal = |row: u32| data.utterance(row).unwrap().signal(&Storage::default());
 
     let whole = decode(&bytes(member), 60.0).unwrap();
     assert_eq!(signal(0).unwrap(), whole);
@@ -116,11 +117,11 @@ fn rows_read_alone_are_mixed_as_their_recording_is() {
         start,
         by_duration,
     };
-    let whole = row(None, 5.0, false).signal().unwrap();
+    let whole = row(None, 5.0, false).signal(&Storage::default()).unwrap();
     // The left channel alone: the mean would be less.
     assert!(whole[48_000..49_000].iter().any(|sample| sample.abs() > 0.24));
     for start in [0.5, 1.75, 2.5, 4.0] {
-        let part = row(Some(start), 0.5, true).signal().unwrap();
+        let part = row(Some(start), 0.5, true).signal(&Storage::default()).unwrap();
         let from = (start * 16_000.0) as usize;
         assert_eq!(part, whole[from..from + 8_000], "{start} s");
     }

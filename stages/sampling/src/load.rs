@@ -335,8 +335,13 @@ impl LoadBody {
         let scratch = self.context.scratch.to_string_lossy().into_owned();
         let members_digest = members.map(|members| members.digest().to_hex()).unwrap_or_default();
         let plans = match &self.settings.checkpoints {
-            Some(folder) => Planned::history(folder, self.settings.ranks, self.settings.grad_accum)
-                .map_err(|error| StageError::setting("checkpoints", error))?,
+            Some(folder) => Planned::history(
+                &self.context.storage,
+                folder,
+                self.settings.ranks,
+                self.settings.grad_accum,
+            )
+            .map_err(|error| StageError::setting("checkpoints", error))?,
             None => Vec::new(),
         };
         let history = format!("{plans:?}");
@@ -435,7 +440,9 @@ impl Source for LoadBody {
             if cancel.is_set() {
                 Err(AudioError::Decode("stopped".into()))
             } else {
-                utterance.signal().and_then(|signal| heard(signal, utterance))
+                utterance
+                    .signal(&self.context.storage)
+                    .and_then(|signal| heard(signal, utterance))
             }
         };
         let signals: Vec<Result<Vec<f32>, AudioError>> = self

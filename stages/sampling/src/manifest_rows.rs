@@ -7,6 +7,7 @@ use arrow::compute::{cast, filter_record_batch};
 use arrow::datatypes::{DataType, Float64Type};
 use flow_kind::{Artifact, Partition, StageError};
 use flow_parquet::ForeignParquet;
+use flow_storage::Storage;
 use parquet::arrow::ProjectionMask;
 
 use crate::dataset::lowest_hashes;
@@ -81,12 +82,12 @@ impl ManifestRows {
     }
 
     /// Reads a manifest file. Dictionaries, large strings and other widths of numbers are taken too.
-    pub fn from_file(path: &Path) -> Result<Self, SamplingError> {
+    pub fn from_file(storage: &Storage, path: &Path) -> Result<Self, SamplingError> {
         let failed = |error: &dyn std::fmt::Display| SamplingError::Manifest {
             path: path.to_owned(),
             why: error.to_string(),
         };
-        let file = ForeignParquet::open(path).map_err(|error| failed(&error))?;
+        let file = ForeignParquet::open(storage, path).map_err(|error| failed(&error))?;
         let metadata = file.metadata().map_err(|error| failed(&error))?;
         let wanted = ProjectionMask::columns(metadata.parquet_schema(), ["duration", "lang", "text"]);
         let mut rows = ManifestRows::default();

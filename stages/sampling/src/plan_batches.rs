@@ -12,6 +12,7 @@ use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, RejectSet, Shape,
     Source, SourcePartition, StageError, open_input_file,
 };
+use flow_storage::Storage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -205,7 +206,7 @@ impl Source for Planner {
         let mut files = Vec::new();
         if self.settings.has_file() {
             let manifest = &self.settings.manifest;
-            if let Err(error) = open_input_file(manifest) {
+            if let Err(error) = open_input_file(&self.context.storage, manifest) {
                 return Err(StageError::setting(
                     "manifest",
                     format!("cannot read {}: {error}", manifest.display()),
@@ -221,8 +222,8 @@ impl Source for Planner {
         let (rows, digest) = if self.settings.has_file() {
             let manifest = &self.settings.manifest;
             (
-                ManifestRows::from_file(manifest).map_err(StageError::failed)?,
-                digest_of_file(manifest)?,
+                ManifestRows::from_file(&self.context.storage, manifest).map_err(StageError::failed)?,
+                digest_of_file(&self.context.storage, manifest)?,
             )
         } else {
             let input = self.context.required("rows")?;
@@ -315,14 +316,14 @@ pub(crate) fn refused(error: SamplingError, rejects: &RejectSet) -> StageError {
 }
 
 /// BLAKE3 of a file, in hexadecimal digits.
-fn digest_of_file(path: &Path) -> Result<String, StageError> {
+fn digest_of_file(storage: &Storage, path: &Path) -> Result<String, StageError> {
     let failed = |error| {
         StageError::failed(SamplingError::Manifest {
             path: path.to_owned(),
             why: format!("{error}"),
         })
     };
-    let mut file = open_input_file(path).map_err(failed)?;
+    let mut file = open_input_file(storage, path).map_err(failed)?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0u8; 1 << 20];
     loop {

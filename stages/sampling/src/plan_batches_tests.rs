@@ -2,6 +2,7 @@ use arrow::array::AsArray;
 use arrow::datatypes::{Float64Type, Int64Type};
 use flow_kind::event::Event;
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use serde_json::Value;
@@ -248,7 +249,7 @@ fn wrong_manifests_and_settings_are_named() {
     let damaged = temp.path().join("damaged.parquet");
     std::fs::write(&damaged, bytes).unwrap();
     // Either the damage hit a column that is not read, or it is an error that names the file.
-    if let Err(error) = ManifestRows::from_file(&damaged) {
+    if let Err(error) = ManifestRows::from_file(&Storage::default(), &damaged) {
         assert!(error.to_string().contains("damaged.parquet"), "{error}");
     }
 }

@@ -67,11 +67,15 @@ impl Planned {
     ///
     /// # Errors
     /// If the bucket cannot be read.
-    pub fn history(checkpoints: &Path, ranks: u32, grad_accum: u32) -> Result<Vec<Planned>, StorageError> {
+    pub fn history(
+        storage: &Storage,
+        checkpoints: &Path,
+        ranks: u32,
+        grad_accum: u32,
+    ) -> Result<Vec<Planned>, StorageError> {
         let newest = match Location::of_path(checkpoints)? {
             Location::Local(folder) => newest(&folder),
             Location::Object(url) => {
-                let storage = Storage::global();
                 let here = newest(&storage.working_folder(&url)?);
                 let there = newest_object(storage, &url)?;
                 let place = |found: &(u64, Record)| (found.0, found.1.step);
@@ -150,7 +154,7 @@ mod tests {
     #[test]
     fn the_newest_checkpoint_tells() {
         let folder = tempfile::tempdir().unwrap();
-        let history = |ranks| Planned::history(folder.path(), ranks, 3).unwrap();
+        let history = |ranks| Planned::history(&Storage::default(), folder.path(), ranks, 3).unwrap();
         let planned = |from_step, ranks| Planned {
             from_step,
             ranks,

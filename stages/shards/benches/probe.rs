@@ -39,6 +39,7 @@ use flow_audio::{flac, tar};
 use flow_kind::store::DigestedFile;
 use flow_shards::examine;
 use flow_shards::place::{Content, Range, Target};
+use flow_storage::Storage;
 use rayon::prelude::*;
 use sha2::{Digest as _, Sha256};
 use symphonia::core::audio::{Audio, GenericAudioBufferRef};
@@ -80,9 +81,15 @@ fn main() {
         .expect("threads");
 
     let ours = best("probe", || {
-        let (shard, _) = examine::tar_of(&path, DigestedFile::open, &[Format::Flac], &pool, &|| false)
-            .expect("a tar")
-            .expect("to its end");
+        let (shard, _) = examine::tar_of(
+            &path,
+            |path| DigestedFile::open(&Storage::default(), path),
+            &[Format::Flac],
+            &pool,
+            &|| false,
+        )
+        .expect("a tar")
+        .expect("to its end");
         assert!(shard.recordings.iter().all(|recording| recording.status == "ok"));
     });
     let md5 = best("bare: decode, SHA-256, MD5", || {
@@ -99,7 +106,7 @@ fn main() {
 
     // In turns: a file system that has just removed many files is slower at making new ones, for both. The tar is in
     // the page cache for both. First as far as the page cache, then to the disk, as `audio.extract` does it.
-    let source = flow_storage::InputFile::open(&path).expect("the tar that was just written");
+    let source = flow_storage::InputFile::open(&Storage::default(), &path).expect("the tar that was just written");
     for to_disk in [false, true] {
         let (mut copied, mut peer) = (Best::default(), Best::default());
         for round in 0..ROUNDS {
@@ -155,7 +162,7 @@ fn main() {
     let bytes: Vec<Vec<u8>> = members
         .iter()
         .take(2000)
-        .map(|member| read_range(&path, member.offset, member.size).expect("a member"))
+        .map(|member| read_range(&Storage::default(), &path, member.offset, member.size).expect("a member"))
         .collect();
     let seconds: f64 = bytes.iter().map(|bytes| length_of(bytes)).sum();
     let took = best("FLAC to 16 kHz mono, one core", || {
@@ -198,7 +205,7 @@ fn build(path: &Path, size: u64) -> usize {
             let listing = tar::list(&mut BufReader::new(&file), length).expect("its members");
             let whole = |member: &&&tar::Member| !member.truncated && member.kind == tar::MemberKind::Regular;
             for member in listing.last_of_each_name().iter().filter(whole) {
-                let bytes = read_range(&tar_path, member.offset, member.size).expect("a member");
+                let bytes = read_range(&Storage::default(), &tar_path, member.offset, member.size).expect("a member");
                 if flac::probe(&bytes).is_ok() {
                     recordings.push(bytes);
                 }

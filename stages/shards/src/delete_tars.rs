@@ -13,7 +13,7 @@ use flow_kind::{
     Artifact, Body, ColumnType, Context, Export, ExportSet, InputCount, InputPort, Inputs, Kind, OutputPort, Partition,
     RejectSet, Shape, StageError, UrlUse,
 };
-use flow_storage::{InputFile, is_url};
+use flow_storage::{InputFile, Storage, is_url};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -235,7 +235,7 @@ impl Deleter {
         if files.is_empty() {
             return kept("nothing of it was extracted");
         }
-        let doubt = || doubt(&tar, &found, &files).or_else(|| unflushed(&files, bring_to_disk));
+        let doubt = || doubt(&self.context.storage, &tar, &found, &files).or_else(|| unflushed(&files, bring_to_disk));
         if let Some(why) = self.pool.install(doubt) {
             return kept(&why);
         }
@@ -271,7 +271,7 @@ fn files_of(partition: &Partition, extracted: &[&Artifact]) -> Result<Vec<Extrac
 }
 
 /// Why the tar is still needed; none if it is not.
-fn doubt(tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]) -> Option<String> {
+fn doubt(storage: &Storage, tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]) -> Option<String> {
     let cannot_read = |error: std::io::Error| Some(format!("it cannot be read: {error}"));
     let tar = match File::open(tar_path) {
         Ok(tar) => tar,
@@ -298,7 +298,7 @@ fn doubt(tar_path: &Path, members: &HashMap<String, Member>, files: &[Extracted]
     // The first in the order of the files, whichever thread finds one.
     let doubts: Vec<String> = files
         .par_iter()
-        .filter_map(|file| file_doubt(&tar, tar_path, members, file))
+        .filter_map(|file| file_doubt(storage, &tar, tar_path, members, file))
         .collect();
     doubts.into_iter().next()
 }
@@ -336,7 +336,13 @@ fn bring_to_disk(path: &Path) -> io::Result<()> {
     }
 }
 
-fn file_doubt(tar: &InputFile, tar_path: &Path, members: &HashMap<String, Member>, file: &Extracted) -> Option<String> {
+fn file_doubt(
+    storage: &Storage,
+    tar: &InputFile,
+    tar_path: &Path,
+    members: &HashMap<String, Member>,
+    file: &Extracted,
+) -> Option<String> {
     let path = file.path.display();
     let Some(member) = members.get(&file.name).filter(|member| member.status == "ok") else {
         return Some(format!("{path}: `audio.probe` knows no good member of its name"));
@@ -348,7 +354,7 @@ fn file_doubt(tar: &InputFile, tar_path: &Path, members: &HashMap<String, Member
     if !plain {
         return Some(format!("{path} does not exist with {} bytes", file.bytes));
     }
-    let bytes = match read_file(&file.path) {
+    let bytes = match read_file(storage, &file.path) {
         Ok(bytes) => bytes,
         Err(error) => return Some(error.to_string()),
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use flow_kind::store::DigestedFile;
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 
@@ -152,14 +152,15 @@ pub fn tar_of(
 
 /// Decodes every file of a shard's folder that may be a recording. `stop` is as for [`tar_of`].
 pub fn files_of(
+    storage: &Storage,
     shard: &Shard,
     formats: &[Format],
     pool: &ThreadPool,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<ExaminedShard>, AudioError> {
-    let files = shards::recordings(shard)?;
+    let files = shards::recordings(storage, shard)?;
     let look = |(name, size): &(String, u64)| {
-        let (status, detail, verdict) = judge(*size, formats, || read_file(&shard.folder.join(name)))?;
+        let (status, detail, verdict) = judge(*size, formats, || read_file(storage, &shard.folder.join(name)))?;
         Ok(Examined {
             name: name.clone(),
             status,

@@ -18,7 +18,7 @@ use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition,
     Port, Progress, RejectClass, Shape, StageError, UrlUse,
 };
-use flow_storage::{Location, is_url};
+use flow_storage::{Location, Storage, is_url};
 use rayon::ThreadPool;
 
 use crate::probe::decoding_pool;
@@ -101,12 +101,13 @@ impl Kind for Extract {
 
     fn missing_outputs(
         settings: &ExtractSettings,
+        storage: &Storage,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
         if settings.watch && settings.store != Store::Tar {
             let columns = [PATH_COLUMN, BYTES_COLUMN];
-            missing_by_size(committed, columns, settings.target(), Path::new(""), threads)
+            missing_by_size(storage, committed, columns, settings.target(), Path::new(""), threads)
         } else {
             Ok(BTreeMap::new())
         }
@@ -164,11 +165,11 @@ impl Operator for Extractor {
             self.context.compare_unreadable(&tar)?;
         }
         let kept = if self.settings.store == Store::Tar {
-            placing::point_into_tar(&wanted.jobs, &shard).map_err(StageError::failed)?
+            placing::point_into_tar(&self.context.storage, &wanted.jobs, &shard).map_err(StageError::failed)?
         } else {
             let target = match self.target.take() {
                 Some(target) => target,
-                None => Destination::open(self.settings.target()).map_err(cannot_write)?,
+                None => Destination::open(&self.context.storage, self.settings.target()).map_err(cannot_write)?,
             };
             let target = self.target.insert(target);
             let place = Place {
@@ -177,7 +178,9 @@ impl Operator for Extractor {
                 settings: &self.settings,
                 is_stopped: &self.context.gives_up(),
             };
-            self.pool.install(|| place.all(&wanted.jobs)).map_err(cannot_write)?
+            self.pool
+                .install(|| place.all(&self.context.storage, &wanted.jobs))
+                .map_err(cannot_write)?
         };
         let of_row: Vec<Result<&Kept, &Refusal>> = wanted
             .rows

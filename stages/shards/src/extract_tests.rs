@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use arrow::array::{AsArray, Int32Array, Int64Array, UInt32Array};
 use arrow::datatypes::{DataType, Int64Type};
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 
 use super::settings::column;
 use super::*;
@@ -302,7 +303,8 @@ fn rows_can_point_into_the_tar() {
     for (row, &member_row) in good.iter().enumerate() {
         let number = |name: &str| kept[name].as_primitive::<Int64Type>().value(row) as u64;
         let path = shards.join(column(&kept, "tar_path").unwrap().value(row));
-        let bytes = flow_audio::decode::read_range(&path, number("offset"), number("size")).unwrap();
+        let bytes =
+            flow_audio::decode::read_range(&Storage::default(), &path, number("offset"), number("size")).unwrap();
         assert_eq!(bytes, member("hi", "hi_0000", names.value(member_row)));
     }
     assert!(!temp.path().join("audio").exists());
@@ -323,7 +325,7 @@ fn files_that_went_or_changed_are_named() {
     let members = probed(&shards, "hi/hi_0000");
     let settings = as_is(shards, PathBuf::new());
     let done = committed(&extract(&settings, &["a", "b", "c"], members.clone()));
-    let gone = || Extract::missing_outputs(&settings, &done, 2).unwrap();
+    let gone = || Extract::missing_outputs(&settings, &Storage::default(), &done, 2).unwrap();
     assert_eq!(gone(), BTreeMap::new());
     fs::remove_file(folder.join("b")).unwrap();
     fs::write(folder.join("c"), b"short").unwrap();
@@ -333,7 +335,10 @@ fn files_that_went_or_changed_are_named() {
         watch: false,
         ..settings.clone()
     };
-    assert_eq!(Extract::missing_outputs(&unwatched, &done, 2).unwrap(), BTreeMap::new());
+    assert_eq!(
+        Extract::missing_outputs(&unwatched, &Storage::default(), &done, 2).unwrap(),
+        BTreeMap::new()
+    );
     extract(&settings, &["a", "b", "c"], members);
     assert_eq!(gone(), BTreeMap::new());
 }

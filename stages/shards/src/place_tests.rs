@@ -1,12 +1,14 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use flow_storage::Storage;
+
 use super::*;
 
 fn source(folder: &Path, bytes: &[u8]) -> (InputFile, PathBuf) {
     let path = folder.join("source.tar");
     fs::write(&path, bytes).unwrap();
-    (InputFile::open(&path).unwrap(), path)
+    (InputFile::open(&Storage::default(), &path).unwrap(), path)
 }
 
 #[test]

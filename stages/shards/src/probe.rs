@@ -215,10 +215,10 @@ impl Prober {
             AudioFrom::Files => false,
             // Where there is neither, it is the tar that is missing.
             AudioFrom::Auto => {
-                flow_storage::is_file(&tar)
+                flow_storage::is_file(&self.context.storage, &tar)
                     .map_err(|error| StageError::failed(format!("{}: {error}", tar.display())))?
                     || has_tombstone(&tar)
-                    || shards::recordings(shard).is_ok_and(|recordings| recordings.is_empty())
+                    || shards::recordings(&self.context.storage, shard).is_ok_and(|recordings| recordings.is_empty())
             }
         })
     }
@@ -256,7 +256,7 @@ impl ReadAhead {
     }
 
     /// Begins to copy the tar of the next partition, if there is room for it beside one of each prober.
-    fn begin(&mut self, settings: &ProbeSettings) {
+    fn begin(&mut self, storage: &Storage, settings: &ProbeSettings) {
         if self.is_off || self.opening.is_some() || settings.audio_from == AudioFrom::Files {
             return;
         }
@@ -269,13 +269,13 @@ impl ReadAhead {
             return;
         };
         // What does not work now is said when the tar is read.
-        let Ok(Some(found)) = Storage::global().look(&url) else {
+        let Ok(Some(found)) = storage.look(&url) else {
             return;
         };
         if has_tombstone(&tar) {
             return;
         }
-        let folder = Storage::global().cache_folder();
+        let folder = storage.cache_folder();
         if std::fs::create_dir_all(&folder).is_err() {
             return;
         }
@@ -285,14 +285,14 @@ impl ReadAhead {
         };
         room.used(others);
         let cancel = self.cancel.clone();
-        let opening = DigestedFile::open_ahead(&tar, move || !cancel.is_set());
+        let opening = DigestedFile::open_ahead(storage, &tar, move || !cancel.is_set());
         self.opening = opening.ok().map(|opening| (next, opening, room));
     }
 
     /// Opens a tar that was begun to be copied, or not. Where it has no room beside the next one, that is given up first.
-    fn open(&mut self, opening: Option<OpeningFile>, tar: &Path) -> io::Result<DigestedFile> {
+    fn open(&mut self, storage: &Storage, opening: Option<OpeningFile>, tar: &Path) -> io::Result<DigestedFile> {
         let cancel = self.cancel.clone();
-        let open = || DigestedFile::open_while(tar, &|| !cancel.is_set());
+        let open = || DigestedFile::open_while(storage, tar, &|| !cancel.is_set());
         let opened = opening.map_or_else(open, OpeningFile::wait);
         match &opened {
             Err(error) if is_of_the_cache(error) => {
@@ -323,7 +323,7 @@ impl Source for Prober {
     }
 
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
-        let listed = shards::list(&self.settings.shards).map_err(|error| {
+        let listed = shards::list(&self.context.storage, &self.settings.shards).map_err(|error| {
             StageError::setting("shards", error).with_help("`shards` is the folder of `<lang>/<shard_id>/`")
         })?;
         if listed.is_empty() {
@@ -337,7 +337,7 @@ impl Source for Prober {
             partitions.push(if self.reads_tar(&shard)? {
                 SourcePartition::new(name, vec![shard.tar()], "tar")
             } else {
-                let files = match shards::recordings(&shard) {
+                let files = match shards::recordings(&self.context.storage, &shard) {
                     Ok(files) => files,
                     // Or a folder in place of a file: a file that cannot be read is rejected, with its path and the
                     // reason.
@@ -376,15 +376,15 @@ impl Source for Prober {
                 return Err(StageError::failed(message).with_help(help));
             }
             let opening = self.ahead.take(partition);
-            self.ahead.begin(&self.settings);
-            let open = |tar: &Path| self.ahead.open(opening, tar);
+            self.ahead.begin(&self.context.storage, &self.settings);
+            let open = |tar: &Path| self.ahead.open(&self.context.storage, opening, tar);
             examine::tar_of(&shard.tar(), open, &self.settings.formats, &self.pool, &stop).map(|examined| {
                 let (shard, tar) = examined?;
                 tar.into_iter().for_each(|tar| out.digested(tar));
                 Some(shard)
             })
         } else {
-            examine::files_of(&shard, &self.settings.formats, &self.pool, &stop)
+            examine::files_of(&self.context.storage, &shard, &self.settings.formats, &self.pool, &stop)
         };
         // None: the run is being aborted.
         let examined = examined

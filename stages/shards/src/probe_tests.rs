@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use arrow::array::AsArray;
 use arrow::datatypes::{Int32Type, Int64Type};
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
@@ -218,7 +219,7 @@ fn files_give_the_same_verdicts_as_the_tar() {
     std::fs::create_dir_all(folder.join("deep")).unwrap();
     let (from_tar, _) = examine::tar_of(
         &tar,
-        DigestedFile::open,
+        |path| DigestedFile::open(&Storage::default(), path),
         &only_flac(),
         &rayon::ThreadPoolBuilder::new().build().unwrap(),
         &|| false,
@@ -226,7 +227,7 @@ fn files_give_the_same_verdicts_as_the_tar() {
     .unwrap()
     .unwrap();
     for found in &from_tar.recordings {
-        let bytes = flow_audio::decode::read_range(&tar, found.offset, found.size).unwrap();
+        let bytes = flow_audio::decode::read_range(&Storage::default(), &tar, found.offset, found.size).unwrap();
         std::fs::write(folder.join("deep").join(&found.name), bytes).unwrap();
     }
     let settings = || temp.path().to_path_buf();
@@ -262,9 +263,15 @@ fn a_tar_is_digested_by_the_reading_that_examines_it() {
         let earlier = std::time::SystemTime::now() - std::time::Duration::from_secs(100);
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_modified(earlier).unwrap();
-        let examined = examine::tar_of(&path, DigestedFile::open, &only_flac(), &pool, &|| false)
-            .unwrap()
-            .unwrap();
+        let examined = examine::tar_of(
+            &path,
+            |path| DigestedFile::open(&Storage::default(), path),
+            &only_flac(),
+            &pool,
+            &|| false,
+        )
+        .unwrap()
+        .unwrap();
         let digests = flow_kind::store::SourceDigests::default();
         let (noted, digest) = digests.note_read(examined.1.unwrap()).unwrap();
         assert_eq!((noted, digest), (path.clone(), flow_kind::Digest::of(&tar[..length])));
@@ -277,9 +284,15 @@ fn a_tar_is_digested_by_the_reading_that_examines_it() {
         }
     }
     assert!(
-        examine::tar_of(&path, DigestedFile::open, &only_flac(), &pool, &|| true)
-            .unwrap()
-            .is_none()
+        examine::tar_of(
+            &path,
+            |path| DigestedFile::open(&Storage::default(), path),
+            &only_flac(),
+            &pool,
+            &|| true
+        )
+        .unwrap()
+        .is_none()
     );
 }
 

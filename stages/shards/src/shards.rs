@@ -47,9 +47,9 @@ impl Shard {
 }
 
 /// All shards in byte order of (`lang`, `shard_id`). Files, links to folders and folders of programs are skipped.
-pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
+pub fn list(storage: &Storage, shards: &Path) -> Result<Vec<Shard>, AudioError> {
     if is_url(shards) {
-        return list_objects(shards).map_err(|error| AudioError::read(shards, error.into()));
+        return list_objects(storage, shards).map_err(|error| AudioError::read(shards, error.into()));
     }
     let mut found = Vec::new();
     for lang in folders_in(shards)? {
@@ -70,11 +70,11 @@ pub fn list(shards: &Path) -> Result<Vec<Shard>, AudioError> {
 }
 
 /// The shards below a prefix of object storage.
-fn list_objects(shards: &Path) -> Result<Vec<Shard>, StorageError> {
+fn list_objects(storage: &Storage, shards: &Path) -> Result<Vec<Shard>, StorageError> {
     let Location::Object(url) = Location::of_path(shards)? else {
         return Ok(Vec::new());
     };
-    let found = folders_two_levels_below(Storage::global(), &url)?;
+    let found = folders_two_levels_below(storage, &url)?;
     let shard = |(lang, shard_id): (String, String)| Shard {
         folder: shards.join(&lang).join(&shard_id),
         lang,
@@ -100,9 +100,9 @@ fn folders_in(folder: &Path) -> Result<Vec<OsString>, AudioError> {
 
 /// Files below a shard's folder that may be recordings: (name relative to the folder, size), by name. The
 /// shard's own files, links, files that an interrupted extraction left behind and notes of deleted tars are skipped.
-pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
+pub fn recordings(storage: &Storage, shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
     if is_url(&shard.folder) {
-        return recording_objects(shard).map_err(|error| AudioError::read(&shard.folder, error.into()));
+        return recording_objects(storage, shard).map_err(|error| AudioError::read(&shard.folder, error.into()));
     }
     let mut found = Vec::new();
     let mut pending = vec![(shard.folder.clone(), String::new())];
@@ -135,12 +135,12 @@ pub fn recordings(shard: &Shard) -> Result<Vec<(String, u64)>, AudioError> {
     Ok(found)
 }
 
-fn recording_objects(shard: &Shard) -> Result<Vec<(String, u64)>, StorageError> {
+fn recording_objects(storage: &Storage, shard: &Shard) -> Result<Vec<(String, u64)>, StorageError> {
     let Location::Object(url) = Location::of_path(&shard.folder)? else {
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    for entry in Storage::global().list_and_remember(&url)? {
+    for entry in storage.list_and_remember(&url)? {
         let name = entry.url.below(&url).unwrap_or_default();
         let own = flow_audio::member_name::is_shard_file(name, &shard.shard_id);
         if !own && !name.is_empty() && !name.ends_with(TOMBSTONE_SUFFIX) {
@@ -161,7 +161,11 @@ mod tests {
         for folder in ["hi/hi_0", "__MACOSX/hi", "lost+found/1", "hi/.ipynb_checkpoints"] {
             fs::create_dir_all(root.path().join(folder)).unwrap();
         }
-        let names: Vec<String> = list(root.path()).unwrap().iter().map(Shard::name).collect();
+        let names: Vec<String> = list(&Storage::default(), root.path())
+            .unwrap()
+            .iter()
+            .map(Shard::name)
+            .collect();
         assert_eq!(names, ["hi/hi_0"]);
     }
 }

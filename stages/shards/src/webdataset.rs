@@ -175,7 +175,7 @@ impl Source for Reader {
         let tar_path = format!("{partition}.tar");
         let path = self.settings.shards.join(&tar_path);
         let failed = |source| StageError::failed(AudioError::read(&path, source));
-        let file = match InputFile::open(&path).and_then(InputFile::into_local) {
+        let file = match InputFile::open(&self.context.storage, &path).and_then(InputFile::into_local) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 out.reject_partition("missing_tar", RejectClass::Fault, path.display().to_string());

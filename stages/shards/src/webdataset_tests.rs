@@ -1,6 +1,7 @@
 use arrow::array::AsArray;
 use arrow::datatypes::{Float64Type, Int64Type, UInt32Type};
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 
 use super::*;
 use crate::test_data::{member, tar_of, tone};
@@ -179,7 +180,10 @@ fn samples_become_rows_and_bad_ones_rejects() {
         assert_eq!(seconds, verdict.frames as f64 / f64::from(verdict.info.sample_rate));
         let number = |column: &str| rows[column].as_primitive::<Int64Type>().value(row) as u64;
         let path = temp.path().join(text("tar_path", row));
-        assert_eq!(read_range(&path, number("offset"), number("size")).unwrap(), good);
+        assert_eq!(
+            read_range(&Storage::default(), &path, number("offset"), number("size")).unwrap(),
+            good
+        );
     }
 }
 

@@ -26,19 +26,19 @@ impl InputFile {
     ///
     /// # Errors
     /// When it is no location, is not there, or cannot be opened.
-    pub fn open(path: &Path) -> io::Result<InputFile> {
+    pub fn open(storage: &Storage, path: &Path) -> io::Result<InputFile> {
         match Location::of_path(path)? {
             Location::Local(path) => File::open(path).map(InputFile::Local),
-            Location::Object(url) => InputFile::open_object(&url),
+            Location::Object(url) => InputFile::open_object(storage, &url),
         }
     }
 
-    /// Opens an object with the process's [`Storage`].
+    /// Opens an object.
     ///
     /// # Errors
     /// When it is not there, or cannot be looked at.
-    pub fn open_object(url: &ObjectUrl) -> io::Result<InputFile> {
-        let reader = Storage::global().open(url)?;
+    pub fn open_object(storage: &Storage, url: &ObjectUrl) -> io::Result<InputFile> {
+        let reader = storage.open(url)?;
         Ok(InputFile::Object(Box::new(reader)))
     }
 
@@ -49,7 +49,7 @@ impl InputFile {
     pub fn into_local(self) -> io::Result<File> {
         match self {
             InputFile::Local(file) => Ok(file),
-            InputFile::Object(object) => object.download(&Storage::global().cache_folder()),
+            InputFile::Object(object) => object.download(&object.storage().cache_folder()),
         }
     }
 
@@ -133,10 +133,10 @@ impl InputFile {
 ///
 /// # Errors
 /// When storage does not say whether an object is there: it must not be taken for missing.
-pub fn is_file(path: &Path) -> io::Result<bool> {
+pub fn is_file(storage: &Storage, path: &Path) -> io::Result<bool> {
     match Location::of_path(path) {
         Ok(Location::Local(path)) => Ok(path.is_file()),
-        Ok(Location::Object(url)) => Ok(Storage::global().look(&url)?.is_some()),
+        Ok(Location::Object(url)) => Ok(storage.look(&url)?.is_some()),
         Err(_) => Ok(false),
     }
 }

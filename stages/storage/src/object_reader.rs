@@ -85,6 +85,10 @@ impl ObjectReader {
         }
     }
 
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
     pub(crate) fn is_in_blocks(&self) -> bool {
         self.in_blocks
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -20,9 +20,23 @@ use crate::location::{ObjectUrl, Scheme};
 use crate::open_bucket::{self, Limits};
 use crate::stat::Stat;
 
-/// Object storage of all kinds, with one client for each bucket. Cheap to clone.
+/// Object storage of all kinds, with one client for each bucket. Cheap to clone; clones share clients, listings and counts.
 #[derive(Clone)]
 pub struct Storage(Arc<Shared>);
+
+/// One without settings and credentials: enough for files on this machine, and what tests without buckets use.
+impl Default for Storage {
+    fn default() -> Self {
+        Storage::with_environment([])
+    }
+}
+
+impl std::fmt::Debug for Storage {
+    /// Without the environment, which has secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Storage").finish_non_exhaustive()
+    }
+}
 
 struct Shared {
     environment: BTreeMap<String, String>,
@@ -88,15 +102,13 @@ const LISTING_AGE: Duration = Duration::from_secs(60);
 const MOST_OPENED: usize = 1_000_000;
 
 impl Storage {
-    /// That of the process, set by its environment.
-    pub fn global() -> &'static Storage {
-        static GLOBAL: OnceLock<Storage> = OnceLock::new();
-        GLOBAL.get_or_init(|| {
-            let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-                Some((name.into_string().ok()?, value.into_string().ok()?))
-            };
-            Storage::with_environment(std::env::vars_os().filter_map(text))
-        })
+    /// One that is set by the environment of the process. It reads the environment now, and no bucket is asked anything yet. A
+    /// program makes one in `main` and hands it down, so that all parts share clients, listings and counts.
+    pub fn of_environment() -> Storage {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Storage::with_environment(std::env::vars_os().filter_map(text))
     }
 
     /// One that is set by these variables in place of the environment's.

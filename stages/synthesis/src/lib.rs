@@ -23,7 +23,7 @@ use std::time::Duration;
 use flow_kind::output_files::missing_by_size;
 use flow_kind::{
     Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Reject, RejectClass, Shape,
-    Source, SourcePartition, StageError,
+    Source, SourcePartition, StageError, Storage,
 };
 use rayon::ThreadPool;
 
@@ -105,10 +105,18 @@ impl Kind for Synthesize {
 
     fn missing_outputs(
         settings: &SynthesizeSettings,
+        storage: &Storage,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        missing_by_size(committed, ["path", "bytes"], &settings.out, &settings.out, threads)
+        missing_by_size(
+            storage,
+            committed,
+            ["path", "bytes"],
+            &settings.out,
+            &settings.out,
+            threads,
+        )
     }
 }
 
@@ -213,7 +221,7 @@ impl Synthesizer {
         }
         let mut excluded = Excluded::default();
         for (number, path) in self.settings.exclude.iter().enumerate() {
-            excluded.read(path).map_err(|error| {
+            excluded.read(&self.context.storage, path).map_err(|error| {
                 let help = "`exclude` names manifests, as parquet or JSON lines, with a column `text`";
                 StageError::setting(format!("exclude[{number}]"), error).with_help(help)
             })?;
@@ -258,7 +266,7 @@ impl Synthesizer {
         if !out.exists() {
             return Ok(());
         }
-        let standing = shards::list(out).map_err(|error| StageError::setting("out", error))?;
+        let standing = shards::list(&self.context.storage, out).map_err(|error| StageError::setting("out", error))?;
         let others: Vec<String> = standing.iter().map(shards::Shard::name).collect();
         let others: Vec<&String> = others.iter().filter(|name| !planned.contains_key(*name)).collect();
         let Some(first) = others.first() else {

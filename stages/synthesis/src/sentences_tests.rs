@@ -1,5 +1,6 @@
 use std::path::PathBuf;
 
+use flow_kind::Storage;
 use proptest::prelude::*;
 
 use super::*;
@@ -113,7 +114,7 @@ fn every_shipped_language_gives_thousands_of_sentences_in_its_own_letters() {
 fn sentences_are_the_same_again_and_none_is_excluded_or_on_both_sides() {
     let mut excluded = Excluded::default();
     excluded
-        .read(&parity_golden("mini").join("manifest_v1.parquet"))
+        .read(&Storage::default(), &parity_golden("mini").join("manifest_v1.parquet"))
         .unwrap();
     let side = |side, held_out| Choice {
         side,
@@ -201,7 +202,7 @@ fn where_no_sentence_is_left_there_is_none() {
     let path = temp.path().join("all.jsonl");
     std::fs::write(&path, "{\"text\": \"One.\"}\n{\"text\": \"<|en|> two\"}\n").unwrap();
     let mut excluded = Excluded::default();
-    excluded.read(&path).unwrap();
+    excluded.read(&Storage::default(), &path).unwrap();
     let choice = Choice {
         side: Side::Train,
         held_out: 0.0,

@@ -8,6 +8,7 @@ use std::path::Path;
 use arrow::array::{Array, AsArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
+use flow_kind::Storage;
 use flow_parquet::ForeignParquet;
 use parquet::arrow::ProjectionMask;
 use sha2::{Digest as _, Sha256};
@@ -60,9 +61,9 @@ impl Excluded {
 
     /// Adds the sentences of a manifest: parquet (`.parquet`), otherwise JSON lines, with a column `text` (or
     /// `transcription_native`).
-    pub fn read(&mut self, path: &Path) -> Result<(), AudioError> {
+    pub fn read(&mut self, storage: &Storage, path: &Path) -> Result<(), AudioError> {
         if path.extension().is_some_and(|extension| extension == "parquet") {
-            self.read_parquet(path)
+            self.read_parquet(storage, path)
         } else {
             self.read_lines(path)
         }
@@ -75,12 +76,12 @@ impl Excluded {
         }
     }
 
-    fn read_parquet(&mut self, path: &Path) -> Result<(), AudioError> {
+    fn read_parquet(&mut self, storage: &Storage, path: &Path) -> Result<(), AudioError> {
         let wrong = |error: &dyn std::fmt::Display| AudioError::Manifest {
             path: path.to_owned(),
             why: error.to_string(),
         };
-        let file = ForeignParquet::open(path).map_err(|source| unreadable(path, source))?;
+        let file = ForeignParquet::open(storage, path).map_err(|source| unreadable(path, source))?;
         let metadata = file.metadata().map_err(|error| wrong(&error))?;
         let schema = metadata.schema();
         let found = TEXT_COLUMNS.iter().find_map(|name| schema.index_of(name).ok());
@@ -179,11 +180,17 @@ mod tests {
     fn manifests_are_read_as_parquet_and_as_lines() {
         let mut parquet = Excluded::default();
         parquet
-            .read(&parity_golden("mini").join("train_manifest_v2.parquet"))
+            .read(
+                &Storage::default(),
+                &parity_golden("mini").join("train_manifest_v2.parquet"),
+            )
             .unwrap();
         let mut lines = Excluded::default();
         lines
-            .read(&parity_golden("mini").join("train_manifest_v2.jsonl"))
+            .read(
+                &Storage::default(),
+                &parity_golden("mini").join("train_manifest_v2.jsonl"),
+            )
             .unwrap();
         assert!(parquet.0.len() > 100);
         assert_eq!(parquet.digest(), lines.digest());
@@ -196,13 +203,18 @@ mod tests {
         let message = |name: &str, bytes: &[u8]| {
             let path = temp.path().join(name);
             std::fs::write(&path, bytes).unwrap();
-            Excluded::default().read(&path).unwrap_err().to_string()
+            Excluded::default()
+                .read(&Storage::default(), &path)
+                .unwrap_err()
+                .to_string()
         };
         assert!(message("a.jsonl", b"{\"text\": \"x\"}\n\n{\"text\": 1}\n").contains("a.jsonl: line 3: no text"));
         assert!(message("b.jsonl", b"{\"text\": ").contains("line 1: "));
         assert!(message("c.jsonl", b"\xff\xfe\n").contains("line 1: "));
         assert!(message("d.parquet", b"PAR1PAR1").contains("d.parquet: "));
-        let missing = Excluded::default().read(&temp.path().join("e.parquet")).unwrap_err();
+        let missing = Excluded::default()
+            .read(&Storage::default(), &temp.path().join("e.parquet"))
+            .unwrap_err();
         assert!(missing.to_string().contains("cannot read"), "{missing}");
     }
 }

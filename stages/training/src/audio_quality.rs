@@ -284,6 +284,7 @@ impl Measurer {
                 }
                 let range = number(&offsets, row).zip(number(&sizes, row));
                 let signal = decode_row(
+                    &self.context.storage,
                     Path::new(paths.value(row)),
                     range,
                     start(row),

@@ -118,6 +118,7 @@ pub fn memory_figures(memory: Option<DeviceMemory>) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use flow_model::model::MicroBatch;
+    use flow_storage::Storage;
 
     use super::*;
     use crate::init::configuration;
@@ -145,7 +146,7 @@ mod tests {
         }))
         .unwrap();
         let settings = ResolvedSettings::from(settings);
-        let config = configuration(&settings, None).unwrap();
+        let config = configuration(&Storage::default(), &settings, None).unwrap();
         let loaded = |clips: usize| LoadedBatch {
             batch: MicroBatch {
                 signals: vec![vec![0.0; 160_000]; clips],

@@ -10,7 +10,7 @@ use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
-use flow_storage::is_url;
+use flow_storage::{Storage, is_url};
 
 use crate::error::TrainingError;
 use crate::resolved_settings::ResolvedSettings;
@@ -21,8 +21,8 @@ use crate::resolved_settings::ResolvedSettings;
 ///
 /// # Errors
 /// Where the reference cannot be read, or the hub or the storage does not give the model.
-pub fn local_model(model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, TrainingError> {
-    let fetched = fetch_model(model, Hub::from_environment, &mut |line| {
+pub fn local_model(storage: &Storage, model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, TrainingError> {
+    let fetched = fetch_model(storage, model, Hub::from_environment, &mut |line| {
         progress(line);
         true
     })?;
@@ -35,12 +35,13 @@ pub fn local_model(model: &str, progress: &mut dyn FnMut(&str)) -> Result<PathBu
 /// # Errors
 /// Those of [`local_model`].
 pub fn fetch_model(
+    storage: &Storage,
     model: &str,
     hub: impl FnOnce() -> Result<Hub, HubError>,
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Option<PathBuf>, TrainingError> {
     if let Some((base, adapter)) = model_and_adapter(model) {
-        let fetched = fetch_model(&base, hub, progress)?;
+        let fetched = fetch_model(storage, &base, hub, progress)?;
         return Ok(fetched.map(|base| {
             let mut both = base.into_os_string();
             both.push("+");
@@ -50,7 +51,7 @@ pub fn fetch_model(
     }
     match HubReference::parse(model).transpose()? {
         Some(reference) => Ok(hub()?.fetch(&reference, progress)?),
-        None if is_url(model) => local_copy(Path::new(model), &OpenModel::is_part, progress)
+        None if is_url(model) => local_copy(storage, Path::new(model), &OpenModel::is_part, progress)
             .map_err(|error| TrainingError::setting("init", error)),
         None => Ok(Some(PathBuf::from(model))),
     }
@@ -92,10 +93,11 @@ pub fn not_there(model: &str) -> String {
 
 /// The model before its first step, and the change of the vocabulary where it differs from that of `init`.
 pub fn first_model(
+    storage: &Storage,
     settings: &ResolvedSettings,
     device: &Device,
 ) -> Result<(TdtModel, Option<VocabularyChange>), TrainingError> {
-    let given = given_tokenizer(settings)?;
+    let given = given_tokenizer(storage, settings)?;
     if settings.init == "none" {
         let tokenizer =
             given.ok_or_else(|| TrainingError::setting("tokenizer", "with `init: none` a tokenizer is needed"))?;
@@ -133,8 +135,12 @@ pub fn first_model(
 
 /// The configuration of the model before its first step; of a given model only the configuration is read. `vocabulary`
 /// is the number of pieces where the tokenizer is still to be made.
-pub fn configuration(settings: &ResolvedSettings, vocabulary: Option<usize>) -> Result<ModelConfig, TrainingError> {
-    let pieces = match (given_tokenizer(settings)?, vocabulary) {
+pub fn configuration(
+    storage: &Storage,
+    settings: &ResolvedSettings,
+    vocabulary: Option<usize>,
+) -> Result<ModelConfig, TrainingError> {
+    let pieces = match (given_tokenizer(storage, settings)?, vocabulary) {
         (Some(tokenizer), _) => Some(tokenizer.pieces()),
         (None, Some(size)) => Some((0..size).map(|number| number.to_string()).collect()),
         (None, None) => None,
@@ -155,8 +161,8 @@ pub fn configuration(settings: &ResolvedSettings, vocabulary: Option<usize>) -> 
 }
 
 /// The tokenizer that was given; none if that of `init` is meant.
-fn given_tokenizer(settings: &ResolvedSettings) -> Result<Option<Tokenizer>, TrainingError> {
-    let Some(bytes) = settings.tokenizer_file()? else {
+fn given_tokenizer(storage: &Storage, settings: &ResolvedSettings) -> Result<Option<Tokenizer>, TrainingError> {
+    let Some(bytes) = settings.tokenizer_file(storage)? else {
         return Ok(None);
     };
     let read = Tokenizer::from_bytes(&bytes);

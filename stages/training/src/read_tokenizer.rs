@@ -168,7 +168,7 @@ impl Source for Reader {
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
         let bytes = match self.origin()? {
-            Origin::File(path, setting) => read_regular_file(&path).map_err(|error| {
+            Origin::File(path, setting) => read_regular_file(&self.context.storage, &path).map_err(|error| {
                 let message = format!("{} cannot be read: {error}", path.display());
                 StageError::setting(setting, message)
             })?,
@@ -187,7 +187,8 @@ impl Reader {
     fn origin(&self) -> Result<Origin, StageError> {
         let origin = match self.settings.source()? {
             Origin::File(path, setting) => {
-                let path = path_in_set(&path).map_err(|error| StageError::setting(setting, error))?;
+                let path =
+                    path_in_set(&self.context.storage, &path).map_err(|error| StageError::setting(setting, error))?;
                 Origin::File(path, setting)
             }
             other => other,
@@ -212,7 +213,7 @@ impl Reader {
         if self.settings.checkpoints.is_empty() {
             return Ok(None);
         }
-        let root = local_root(&self.settings.checkpoints, Wanted::NEWEST)?;
+        let root = local_root(&self.context.storage, &self.settings.checkpoints, Wanted::NEWEST)?;
         let folder = checkpoint::current(&root)?;
         let latest = match checkpoint::latest(&folder) {
             // A damaged checkpoint; training renames it.
@@ -229,7 +230,7 @@ impl Reader {
     /// The local path of `init`.
     fn fetched(&self) -> Result<PathBuf, StageError> {
         let hub = || hub_with_token(self.settings.hub_token.as_ref());
-        let fetched = fetch_model(&self.settings.init, hub, &mut |line| {
+        let fetched = fetch_model(&self.context.storage, &self.settings.init, hub, &mut |line| {
             self.context.report(serde_json::json!({ "line": line }));
             !self.context.cancel.is_set()
         });

@@ -12,6 +12,7 @@ use flow_kind::store::path_in_set;
 use flow_kind::{RunLabels, read_regular_file};
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
+use flow_storage::Storage;
 use serde_json::{Value, json};
 
 use crate::checkpoint::Identity;
@@ -251,7 +252,7 @@ impl ResolvedSettings {
     }
 
     /// The bytes of the SentencePiece model that was given, as an input or by its path.
-    pub fn tokenizer_file(&self) -> Result<Option<Vec<u8>>, TrainingError> {
+    pub fn tokenizer_file(&self, storage: &Storage) -> Result<Option<Vec<u8>>, TrainingError> {
         if let Some(bytes) = &self.tokenizer_input {
             return Ok(Some(bytes.to_vec()));
         }
@@ -261,8 +262,8 @@ impl ResolvedSettings {
         }
         let failed = |e| TrainingError::setting("tokenizer", format!("{path} cannot be read: {e}"));
         let read = || {
-            let file = path_in_set(Path::new(path)).map_err(std::io::Error::other)?;
-            read_regular_file(&file)
+            let file = path_in_set(storage, Path::new(path)).map_err(std::io::Error::other)?;
+            read_regular_file(storage, &file)
         };
         let read = self.tokenizer_read.get(path, read).map_err(failed)?;
         Ok(Some(read.to_vec()))
@@ -274,9 +275,9 @@ impl ResolvedSettings {
     }
 
     /// What the training run is; see [`Identity`].
-    pub fn identity(&self) -> Result<Identity, TrainingError> {
+    pub fn identity(&self, storage: &Storage) -> Result<Identity, TrainingError> {
         let fresh = self.init == "none";
-        let tokenizer = self.tokenizer_file()?;
+        let tokenizer = self.tokenizer_file(storage)?;
         let tokenizer = tokenizer.map(|bytes| blake3::hash(&bytes).to_hex().to_string());
         let model = if fresh {
             self.fresh_model()

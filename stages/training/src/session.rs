@@ -12,6 +12,7 @@ use flow_model::model::TdtModel;
 use flow_model::tokenizer::Tokenizer;
 use flow_model::vocabulary::VocabularyChange;
 use flow_sampling::planned::Planned;
+use flow_storage::Storage;
 use serde_json::{Value, json};
 
 use crate::average::MovingAverage;
@@ -109,16 +110,18 @@ pub const VOCABULARY: &str = "vocabulary.tsv";
 impl Session {
     /// Locks the folder and makes or loads the model. All ranks are in this process.
     pub fn begin(
+        storage: &Storage,
         settings: &ResolvedSettings,
         data: Option<&str>,
         evaluate: Option<Evaluate>,
         report: Report,
     ) -> Result<Self, TrainingError> {
-        Self::begin_distributed(settings, data, evaluate, report, None)
+        Self::begin_distributed(storage, settings, data, evaluate, report, None)
     }
 
     /// As [`Session::begin`] with the ranks distributed over the processes of a run, of which this is process 0.
     pub fn begin_distributed(
+        storage: &Storage,
         settings: &ResolvedSettings,
         data: Option<&str>,
         evaluate: Option<Evaluate>,
@@ -126,10 +129,10 @@ impl Session {
         group: Option<ProcessGroup>,
     ) -> Result<Self, TrainingError> {
         settings.validate()?;
-        let root = settings.checkpoint_root()?;
+        let root = settings.checkpoint_root(storage)?;
         let root = root.as_path();
         let lock = checkpoint::lock(root)?;
-        let start = find_start(settings, data)?;
+        let start = find_start(storage, settings, data)?;
         let resumed = match &start {
             Start::Fresh { .. } => None,
             Start::Resume { record, .. } => Some(record.step),
@@ -138,7 +141,7 @@ impl Session {
             Start::Fresh { .. } => None,
             Start::Resume { record, .. } => record.settings.get("max_steps").and_then(serde_json::Value::as_u64),
         };
-        let identity = settings.identity()?;
+        let identity = settings.identity(storage)?;
         let processes = group.map_or(1, |group| group.processes.count());
         for (set, path) in [
             (settings.lora.is_some(), "lora"),
@@ -164,7 +167,7 @@ impl Session {
         let (folder, mut model, mut optimizer, average, record) = match start {
             Start::Fresh { folder } => {
                 let folder = CheckpointFolder::open(lock, &folder)?;
-                let (model, change) = first_model(settings, &device)?;
+                let (model, change) = first_model(storage, settings, &device)?;
                 if settings.lora.is_some() && change.is_some() {
                     return Err(TrainingError::setting(
                         "tokenizer",
@@ -241,6 +244,7 @@ impl Session {
             }))?;
         }
         let mirror = bucket::mirror(
+            storage,
             &settings.checkpoints,
             folder.folder(),
             settings.keep_checkpoints,

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_storage::Storage;
+
 use crate::checkpoint::bucket::{self, Wanted};
 use crate::checkpoint::{self, CheckpointRecord, Ranking, StoredCheckpoint};
 use crate::error::TrainingError;
@@ -55,7 +57,7 @@ impl TrainSettings {
     ///
     /// # Errors
     /// Where they cannot be fetched.
-    pub fn checkpoint_root(&self) -> Result<PathBuf, TrainingError> {
+    pub fn checkpoint_root(&self, storage: &Storage) -> Result<PathBuf, TrainingError> {
         let wanted = Wanted {
             best: match self.model_from {
                 ModelFrom::Best => Some(Ranking {
@@ -70,17 +72,17 @@ impl TrainSettings {
                 ModelFrom::Last | ModelFrom::Best | ModelFrom::AverageBest => 1,
             },
         };
-        bucket::local_root(&self.checkpoints, wanted)
+        bucket::local_root(storage, &self.checkpoints, wanted)
     }
 }
 
 /// Finds where training starts, from the checkpoint folder alone, into which what only a bucket has is fetched first. Changes
 /// nothing else. `data` is the digest of the train
 /// rows, where it is known.
-pub fn find_start(settings: &ResolvedSettings, data: Option<&str>) -> Result<Start, TrainingError> {
-    let root = &settings.checkpoint_root()?;
+pub fn find_start(storage: &Storage, settings: &ResolvedSettings, data: Option<&str>) -> Result<Start, TrainingError> {
+    let root = &settings.checkpoint_root(storage)?;
     let folder = checkpoint::current(root)?;
-    let identity = settings.identity()?;
+    let identity = settings.identity(storage)?;
     let Some((standing, record, damaged)) = checkpoint::newest_sound(&folder)? else {
         check_init(settings)?;
         return Ok(Start::Fresh { folder });
@@ -138,9 +140,9 @@ fn refusal(on_change: OnChange, folder: &Path, changes: &[String], another_run: 
 ///
 /// # Errors
 /// As [`find_start`].
-pub fn check_changes(settings: &TrainSettings) -> Result<(), TrainingError> {
+pub fn check_changes(storage: &Storage, settings: &TrainSettings) -> Result<(), TrainingError> {
     let settings = ResolvedSettings::from(settings.clone());
-    let folder = checkpoint::current(&settings.checkpoint_root()?)?;
+    let folder = checkpoint::current(&settings.checkpoint_root(storage)?)?;
     let of_record = |record: &CheckpointRecord| {
         let mut identity = record.identity.clone();
         identity.init.clone_from(&settings.init);

@@ -12,7 +12,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
-    Progress, ROW, Shape, StageError,
+    Progress, ROW, Shape, StageError, Storage,
 };
 use flow_shards::probe::MEMBER_COLUMNS;
 
@@ -128,10 +128,10 @@ impl Kind for TrainingTrain {
         identity
     }
 
-    fn ready(settings: &TrainSettings) -> Result<(), StageError> {
+    fn ready(settings: &TrainSettings, storage: &Storage) -> Result<(), StageError> {
         let checked = settings.device()?.check();
         checked.map_err(|error| TrainingError::setting("device", error))?;
-        Ok(check_changes(settings)?)
+        Ok(check_changes(storage, settings)?)
     }
 
     fn spreads(settings: &TrainSettings, processes: usize) -> Result<bool, StageError> {
@@ -223,7 +223,7 @@ impl TrainBody {
     fn thread(&mut self) -> Result<&mut Thread, StageError> {
         if self.thread.is_none() {
             let data = self.data_digest();
-            self.next = find_start(&self.settings, data.as_deref())?.step();
+            self.next = find_start(&self.context.storage, &self.settings, data.as_deref())?.step();
             let (work, take) = bounded::<StepBatches>(2);
             let (requests, received_requests) = unbounded::<CheckpointRequest>();
             let (done_sender, done) = unbounded();
@@ -310,11 +310,11 @@ impl TrainBody {
         let Some(of) = self.settings.mean() else {
             return Ok(());
         };
-        let start = find_start(&self.settings, self.data_digest().as_deref())?;
+        let start = find_start(&self.context.storage, &self.settings, self.data_digest().as_deref())?;
         if !start.is_over(&self.settings) || self.average_stands(&start)? {
             return Ok(());
         }
-        let root = self.settings.checkpoint_root()?;
+        let root = self.settings.checkpoint_root(&self.context.storage)?;
         let lock = match checkpoint::lock(&root) {
             // The last step is running on another worker, which writes it.
             Err(TrainingError::Locked { .. }) => return Ok(()),
@@ -327,7 +327,9 @@ impl TrainBody {
     /// Whether the checkpoint that training would go on from is where it is to be, also if that is a bucket.
     fn is_uploaded(&self, start: &Start) -> Result<bool, TrainingError> {
         match start {
-            Start::Resume { checkpoint, .. } => bucket::is_uploaded(&self.settings.checkpoints, checkpoint),
+            Start::Resume { checkpoint, .. } => {
+                bucket::is_uploaded(&self.context.storage, &self.settings.checkpoints, checkpoint)
+            }
             Start::Fresh { .. } => Ok(true),
         }
     }
@@ -338,11 +340,11 @@ impl TrainBody {
         if !is_url(&self.settings.checkpoints) {
             return Ok(());
         }
-        let start = find_start(&self.settings, self.data_digest().as_deref())?;
+        let start = find_start(&self.context.storage, &self.settings, self.data_digest().as_deref())?;
         if !start.is_over(&self.settings) || self.is_uploaded(&start)? {
             return Ok(());
         }
-        let root = self.settings.checkpoint_root()?;
+        let root = self.settings.checkpoint_root(&self.context.storage)?;
         let _lock = match checkpoint::lock(&root) {
             // Another worker trains.
             Err(TrainingError::Locked { .. }) => return Ok(()),
@@ -350,7 +352,13 @@ impl TrainBody {
         };
         let (keep, ranking) = (self.settings.keep_checkpoints, self.settings.ranking());
         let folder = checkpoint::current(&root)?;
-        match bucket::mirror(&self.settings.checkpoints, &folder, keep, ranking)? {
+        match bucket::mirror(
+            &self.context.storage,
+            &self.settings.checkpoints,
+            &folder,
+            keep,
+            ranking,
+        )? {
             Some(mut mirror) => Ok(mirror.copy_all()?),
             None => Ok(()),
         }
@@ -430,7 +438,7 @@ impl Operator for TrainBody {
 
 impl Log for TrainBody {
     fn position(&mut self) -> Result<LogPosition, StageError> {
-        let start = find_start(&self.settings, self.data_digest().as_deref())?;
+        let start = find_start(&self.context.storage, &self.settings, self.data_digest().as_deref())?;
         let step = start.step();
         let detail = match &start {
             Start::Fresh { folder } => format!("from the first step, in {}", folder.display()),
@@ -474,7 +482,7 @@ impl Log for TrainBody {
     }
 
     fn result(&mut self) -> Result<RecordBatch, StageError> {
-        let root = self.settings.checkpoint_root()?;
+        let root = self.settings.checkpoint_root(&self.context.storage)?;
         checkpoint::remove_left(&root);
         let folder = checkpoint::current(&root)?;
         let chosen = chosen(&folder, &self.settings)?;

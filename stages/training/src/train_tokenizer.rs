@@ -15,6 +15,7 @@ use flow_kind::{
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
+use flow_storage::Storage;
 use flow_text::language_tag::tag_of;
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
@@ -122,22 +123,25 @@ pub enum NormalisationSetting {
 
 impl TrainTokenizerSettings {
     /// The tokenizer that is to be extended, if one is.
-    fn extended(&self) -> Result<Option<Arc<Vec<u8>>>, StageError> {
+    fn extended(&self, storage: &Storage) -> Result<Option<Arc<Vec<u8>>>, StageError> {
         if self.extend.trim().is_empty() {
             return Ok(None);
         }
-        self.extended.get(&self.extend, || self.read_extended()).map(Some)
+        self.extended
+            .get(&self.extend, || self.read_extended(storage))
+            .map(Some)
     }
 
-    fn read_extended(&self) -> Result<Vec<u8>, StageError> {
+    fn read_extended(&self, storage: &Storage) -> Result<Vec<u8>, StageError> {
         let path = Path::new(&self.extend);
         let refuse = |why: String| StageError::setting("extend", why);
         if path.extension().is_some_and(|ending| ending == "model") {
-            let read = path_in_set(path).map_err(std::io::Error::other);
-            let read = read.and_then(|path| read_regular_file(&path));
+            let read = path_in_set(storage, path).map_err(std::io::Error::other);
+            let read = read.and_then(|path| read_regular_file(storage, &path));
             return read.map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
         }
-        let path = local_copy(path, &OpenModel::is_part, &mut |_| true).map_err(|error| refuse(error.to_string()))?;
+        let path =
+            local_copy(storage, path, &OpenModel::is_part, &mut |_| true).map_err(|error| refuse(error.to_string()))?;
         tokenizer_of_model("extend", &path.ok_or_else(|| refuse("stopped".into()))?)
     }
 
@@ -309,7 +313,7 @@ impl Source for TrainTokenizerBody {
             Partition::from("tokenizer".to_owned()),
             Vec::new(),
             self.settings
-                .extended()?
+                .extended(&self.context.storage)?
                 .map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex().to_string()),
         )])
     }
@@ -332,7 +336,10 @@ impl Source for TrainTokenizerBody {
             .with_help("set `languages: false`, or correct the texts"));
         }
         let languages = sample.languages.clone();
-        let extends = self.settings.extended()?.map(|bytes| bytes.to_vec());
+        let extends = self
+            .settings
+            .extended(&self.context.storage)?
+            .map(|bytes| bytes.to_vec());
         let recipe = self.settings.recipe(&languages, extends);
         let failed = |error| StageError::from(TrainingError::from(error));
         let mut words = recipe.words().map_err(failed)?;

@@ -67,6 +67,7 @@ pub(crate) fn train(
     let evaluate = evaluation(settings, context, "validation", settings.eval_samples_per_language)?;
     let protected = evaluation(settings, context, "protect", settings.protect.samples_per_language)?;
     let mut session = Session::begin_distributed(
+        &context.storage,
         settings,
         data,
         evaluate,
@@ -214,12 +215,12 @@ fn with_init(
     if !is_remote(&settings.init) {
         return Ok(Some(settings));
     }
-    if !matches!(find_start(&settings, data)?, Start::Fresh { .. }) {
+    if !matches!(find_start(&context.storage, &settings, data)?, Start::Fresh { .. }) {
         return Ok(Some(settings));
     }
     let hub = || hub_with_token(settings.hub_token.as_ref());
     let mut stopped = false;
-    let fetched = fetch_model(&settings.init, hub, &mut |line| {
+    let fetched = fetch_model(&context.storage, &settings.init, hub, &mut |line| {
         context.report(serde_json::json!({ "line": line }));
         if let Ok(request) = requests.try_recv() {
             // There is nothing to checkpoint yet. The receiver may be dropped.
@@ -241,12 +242,12 @@ fn check_memory(
     if !settings.memory_check {
         return Ok(None);
     }
-    let config = match find_start(settings, data)? {
+    let config = match find_start(&context.storage, settings, data)? {
         Start::Resume { checkpoint, .. } => {
             let opened = OpenModel::open(&checkpoint.path).map_err(TrainingError::from)?;
             ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(TrainingError::from)?
         }
-        Start::Fresh { .. } => configuration(settings, None)?,
+        Start::Fresh { .. } => configuration(&context.storage, settings, None)?,
     };
     context.report(serde_json::json!({ "line": "predicts how much memory training needs" }));
     let checked = memory::check(settings, &config, local_ranks(settings, context)?, &context.scratch)?;
@@ -489,9 +490,9 @@ fn evaluation(
     };
     let set = ValidationSet::read(rows, context.input("members"), &settings.shards, per_language)
         .map_err(TrainingError::from)?;
-    set.check(&context.rejects)?;
+    set.check(&context.storage, &context.rejects)?;
     let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
-    let cancel = context.cancel.clone();
+    let (cancel, storage) = (context.cancel.clone(), context.storage.clone());
     let (prompts, seed) = (settings.prompts.clone(), settings.seed);
     Ok(Some(Box::new(
         move |model: &TdtModel, all: &mut Recognize<'_, TrainingError>| {
@@ -500,7 +501,15 @@ fn evaluation(
                 let prompt = prompts.as_ref().map(|prompts| prompts.evaluated(language));
                 prompt.transpose().map_err(|message| EvaluationError::Data { message })
             };
-            set.evaluate(model, max_tokens, batch_seconds, &prompt_of, &|| cancel.is_set(), all)
+            set.evaluate(
+                &storage,
+                model,
+                max_tokens,
+                batch_seconds,
+                &prompt_of,
+                &|| cancel.is_set(),
+                all,
+            )
         },
     )))
 }

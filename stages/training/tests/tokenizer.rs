@@ -11,6 +11,7 @@ use flow_kind::{Artifact, Partition, RejectClass, StageError};
 use flow_model::tokenizer::Tokenizer;
 use flow_runtime::harness::{Harness, Output};
 use flow_sampling::load::loaded_schema;
+use flow_storage::Storage;
 use flow_training::language_tags::{LanguageTags, LanguageTagsSettings, TagTexts};
 use flow_training::limit_texts::{LimitTexts, LimitTextsSettings};
 use flow_training::loaded_rows::{RowRules, micro_batches};
@@ -548,9 +549,13 @@ fn a_tokenizer_file_is_read_once() {
         ..Default::default()
     };
     let settings = flow_training::resolved_settings::ResolvedSettings::from(settings);
-    let noted = settings.identity().expect("read").tokenizer;
+    let noted = settings.identity(&Storage::default()).expect("read").tokenizer;
     std::fs::write(&path, b"second").expect("written");
-    let used = settings.clone().tokenizer_file().expect("read").expect("given");
+    let used = settings
+        .clone()
+        .tokenizer_file(&Storage::default())
+        .expect("read")
+        .expect("given");
     assert_eq!(noted, Some(blake3::hash(&used).to_hex().to_string()));
     assert_eq!(used, b"first");
 }

@@ -9,7 +9,7 @@ use flow_evaluation::audio_rows::AudioRows;
 use flow_kernels::device::DeviceChoice;
 use flow_kind::{
     Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Reject,
-    RejectClass, Shape, Source, SourcePartition, StageError, UrlUse,
+    RejectClass, Shape, Source, SourcePartition, StageError, Storage, UrlUse,
 };
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -174,7 +174,7 @@ impl Kind for Align {
         vec![("model", settings.model.clone())]
     }
 
-    fn ready(settings: &AlignSettings) -> Result<(), StageError> {
+    fn ready(settings: &AlignSettings, _storage: &Storage) -> Result<(), StageError> {
         let checked = settings.device()?.check();
         checked.map_err(|error| StageError::setting("device", error))
     }
@@ -239,7 +239,7 @@ impl Source for Aligner {
         let cancelled = self.context.gives_up();
         let mut found: Vec<(usize, Aligned)> = Vec::new();
         for (index, utterance) in rows.utterances.iter().enumerate() {
-            let signal = match rows.signal(index) {
+            let signal = match rows.signal(&self.context.storage, index) {
                 Ok(signal) => signal,
                 Err(why) => {
                     self.reject(&rows, index, ("audio_unreadable", RejectClass::Fault, why), out);
@@ -348,12 +348,16 @@ mod tests {
     use crate::test_data;
 
     fn rows(texts: &[(&str, &str)]) -> RecordBatch {
-        let recording = test_data::hindi("rec_hi_0001_000.flac");
+        let recording = test_data::hindi(&Storage::default(), "rec_hi_0001_000.flac");
         let folder = std::env::temp_dir().join(format!("flow-align-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("rec_hi_0001_000.flac");
         std::fs::write(&path, recording).unwrap();
-        let seconds = flow_audio::samples::samples(&path, 100.0).unwrap().unwrap().len() as f64 / 16_000.0;
+        let seconds = flow_audio::samples::samples(&Storage::default(), &path, 100.0)
+            .unwrap()
+            .unwrap()
+            .len() as f64
+            / 16_000.0;
         let count = texts.len();
         let column = |values: Vec<String>| -> ArrayRef { Arc::new(StringArray::from(values)) };
         let audio = texts.iter().map(|(id, _)| match *id {
@@ -395,7 +399,9 @@ mod tests {
                 &candle_core::Device::Cpu,
             )
             .unwrap();
-            let samples = flow_audio::decode::decode(&test_data::hindi("rec_hi_0001_000.flac"), 100.0).unwrap();
+            let samples =
+                flow_audio::decode::decode(&test_data::hindi(&Storage::default(), "rec_hi_0001_000.flac"), 100.0)
+                    .unwrap();
             recognizer.decode(&[&samples]).unwrap().remove(0).words
         };
         let heard: Vec<String> = heard.into_iter().map(|word| word.word).collect();

@@ -12,6 +12,7 @@ use flow_model::heads::HeadKind;
 use flow_model::model::TdtModel;
 use flow_nn::tensor_files::read_packed;
 use flow_nn::testing::unpacked_copy;
+use flow_storage::Storage;
 use serde_json::Value;
 
 use crate::Word;
@@ -100,7 +101,7 @@ fn hypotheses_are_nemos() {
     let signals: Vec<Option<Vec<f32>>> = recordings
         .map(|recording| {
             let [file, id] = ["file", "id"].map(|key| recording[key].as_str().unwrap());
-            test_data::golden_recording(file, id)
+            test_data::golden_recording(&Storage::default(), file, id)
         })
         .collect();
     assert!(!signals.is_empty());
@@ -141,7 +142,7 @@ fn hypotheses_are_nemos() {
 
 /// Three recordings of different lengths.
 fn signals() -> Vec<Vec<f32>> {
-    let hindi = |name| flow_audio::decode::decode(&test_data::hindi(name), 100.0).unwrap();
+    let hindi = |name| flow_audio::decode::decode(&test_data::hindi(&Storage::default(), name), 100.0).unwrap();
     let (first, second) = (hindi("rec_hi_0001_000.flac"), hindi("rec_hi_0008_001.flac"));
     let part = first[..first.len() / 2].to_vec();
     vec![first, part, second]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use flow_audio::listing::{ENDINGS_OF_RESULTS, Recording, shared_recordings};
 use flow_audio::recording_reader::{Channels, channel_count};
 use flow_kind::{Shared, StageError};
+use flow_storage::Storage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -37,8 +38,8 @@ pub struct Listed {
 
 impl Listed {
     /// Its samples.
-    pub fn samples(&self) -> StreamedRecording {
-        let recording = StreamedRecording::new(&self.recording.path, self.channels).with_track(self.track);
+    pub fn samples(&self, storage: &Storage) -> StreamedRecording {
+        let recording = StreamedRecording::new(storage, &self.recording.path, self.channels).with_track(self.track);
         match &self.row {
             Some(row) => recording.with_place(row.range, row.part),
             None => recording,
@@ -52,23 +53,28 @@ impl Listed {
 ///
 /// # Errors
 /// As [`flow_audio::listing::recordings`] and [`crate::manifest_rows::rows`], and if two transcripts would have one name.
-pub fn listed(input: &[String], channels: ChannelUse, track: Option<u32>) -> Result<Vec<Listed>, StageError> {
+pub fn listed(
+    storage: &Storage,
+    input: &[String],
+    channels: ChannelUse,
+    track: Option<u32>,
+) -> Result<Vec<Listed>, StageError> {
     let (manifests, others): (Vec<String>, Vec<String>) = input.iter().cloned().partition(|text| is_manifest(text));
     let shared = match others.is_empty() && !manifests.is_empty() {
         true => Arc::default(),
-        false => shared_recordings(&others)?,
+        false => shared_recordings(storage, &others)?,
     };
     let mut found: Vec<(Recording, Option<Arc<Row>>)> = shared.iter().map(|found| (found.clone(), None)).collect();
     for (number, manifest) in manifests.iter().enumerate() {
-        let rows = rows(manifest, number)?.into_iter();
+        let rows = rows(storage, manifest, number)?.into_iter();
         found.extend(rows.map(|(recording, row)| (recording, Some(Arc::new(row)))));
     }
     let mut listed = Vec::new();
     for (recording, row) in found {
         let count = match &row {
             _ if channels == ChannelUse::Mix => None,
-            Some(row) => channel_count(&recording.path, row.range, track),
-            None => channel_count(&recording.path, None, track),
+            Some(row) => channel_count(storage, &recording.path, row.range, track),
+            None => channel_count(storage, &recording.path, None, track),
         };
         // The error is reported when it is transcribed.
         let Some(count) = count.filter(|count| *count > 1) else {
@@ -125,12 +131,15 @@ pub fn listed(input: &[String], channels: ChannelUse, track: Option<u32>) -> Res
 /// # Errors
 /// As [`listed`].
 pub fn shared_listed(
+    storage: &Storage,
     input: &[String],
     channels: ChannelUse,
     track: Option<u32>,
 ) -> Result<Arc<Vec<Listed>>, StageError> {
     static LISTED: Shared<(Vec<String>, ChannelUse, Option<u32>), Vec<Listed>> = Shared::new();
-    LISTED.get((input.to_owned(), channels, track), || listed(input, channels, track))
+    LISTED.get((input.to_owned(), channels, track), || {
+        listed(storage, input, channels, track)
+    })
 }
 
 #[cfg(test)]
@@ -151,7 +160,7 @@ mod tests {
         write("text.wav", b"no audio");
         let input = [folder.path().to_string_lossy().into_owned()];
         let names = |channels| -> Result<Vec<(String, Channels)>, StageError> {
-            let listed = listed(&input, channels, None)?.into_iter();
+            let listed = listed(&Storage::default(), &input, channels, None)?.into_iter();
             Ok(listed.map(|listed| (listed.recording.name, listed.channels)).collect())
         };
         let mix = |name: &str| (name.to_owned(), Channels::Mix);
@@ -180,15 +189,15 @@ mod tests {
         let path = folder.path().join("talk.wav");
         std::fs::write(&path, wav(16_000, &[1; 80])).unwrap();
         let input = [folder.path().to_string_lossy().into_owned()];
-        let split = shared_listed(&input, ChannelUse::Split, None).unwrap();
-        let mix = shared_listed(&input, ChannelUse::Mix, None).unwrap();
+        let split = shared_listed(&Storage::default(), &input, ChannelUse::Split, None).unwrap();
+        let mix = shared_listed(&Storage::default(), &input, ChannelUse::Mix, None).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(Arc::ptr_eq(
             &split,
-            &shared_listed(&input, ChannelUse::Split, None).unwrap()
+            &shared_listed(&Storage::default(), &input, ChannelUse::Split, None).unwrap()
         ));
         assert!(!Arc::ptr_eq(&split, &mix));
         drop((split, mix));
-        assert!(shared_listed(&input, ChannelUse::Mix, None).is_err());
+        assert!(shared_listed(&Storage::default(), &input, ChannelUse::Mix, None).is_err());
     }
 }

@@ -19,7 +19,7 @@ use flow_audio::samples::Refusal;
 use flow_audio::tar::{self, MemberKind};
 use flow_kind::{ROW, StageError, open_input_file, open_regular_file};
 use flow_parquet::ForeignParquet;
-use flow_storage::{is_url, path_of_file_url};
+use flow_storage::{Storage, is_url, path_of_file_url};
 use parquet::arrow::ProjectionMask;
 use serde_json::{Map, Value};
 
@@ -84,16 +84,16 @@ pub fn is_manifest_by_content(head: &[u8]) -> bool {
 ///
 /// # Errors
 /// If the manifest cannot be read, or has no row.
-pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, StageError> {
+pub fn rows(storage: &Storage, manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, StageError> {
     let path = Path::new(manifest);
     let failed = |why: String| StageError::setting("input", format!("the manifest {manifest}: {why}"));
     let mut head = Vec::new();
-    let file = open_input_file(path).map_err(|error| failed(error.to_string()))?;
+    let file = open_input_file(storage, path).map_err(|error| failed(error.to_string()))?;
     let read = file.take(4).read_to_end(&mut head);
     read.map_err(|error| failed(error.to_string()))?;
     let found = match head == PARQUET {
-        true => parquet_rows(path),
-        false => lines(path).map_err(|error| error.to_string()),
+        true => parquet_rows(storage, path),
+        false => lines(storage, path).map_err(|error| error.to_string()),
     };
     let found = found.map_err(failed)?;
     if found.is_empty() {
@@ -122,7 +122,7 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
             sample.add(start, end, vec![maker.resolved(&file)]);
         }
     }
-    let unit = sample.unit();
+    let unit = sample.unit(storage);
     maker.unit = unit;
     let row = |(line, values): (u64, Result<Map<String, Value>, Refusal>)| {
         let place = format!("line {line}");
@@ -145,7 +145,7 @@ pub fn rows(manifest: &str, number: usize) -> Result<Vec<(Recording, Row)>, Stag
         };
         match values {
             Err(refusal) => refused(refusal, Map::new()),
-            Ok(values) => match maker.row(values.clone()) {
+            Ok(values) => match maker.row(storage, values.clone()) {
                 Err(refusal) => refused(refusal, values),
                 Ok(made) => {
                     let recording = Recording {
@@ -180,8 +180,8 @@ fn refuse(reason: &'static str, detail: impl Into<String>) -> Refusal {
 }
 
 /// JSON lines; empty ones are left out.
-fn lines(path: &Path) -> io::Result<Vec<Line>> {
-    let mut reader = BufReader::new(open_input_file(path)?);
+fn lines(storage: &Storage, path: &Path) -> io::Result<Vec<Line>> {
+    let mut reader = BufReader::new(open_input_file(storage, path)?);
     let (mut found, mut line) = (Vec::new(), Vec::new());
     for number in 1.. {
         line.clear();
@@ -237,8 +237,8 @@ fn without_nan(mut values: Map<String, Value>, line: &str) -> Map<String, Value>
 /// The rows of a parquet file as objects of those columns that are texts, numbers, truth values, dates and times. In rows of
 /// `manifest.read`, where `start` is in seconds and `offset` and `size` are a place in a tar, these get the names of
 /// [`Maker::row`].
-fn parquet_rows(path: &Path) -> Result<Vec<Line>, String> {
-    let file = ForeignParquet::open(path).map_err(|error| error.to_string())?;
+fn parquet_rows(storage: &Storage, path: &Path) -> Result<Vec<Line>, String> {
+    let file = ForeignParquet::open(storage, path).map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
     let batches = file.rows(&metadata, ProjectionMask::all(), BATCH_ROWS, None);
     let mut found = Vec::new();
@@ -406,7 +406,7 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn row(&mut self, mut values: Map<String, Value>) -> Result<Made, Refusal> {
+    fn row(&mut self, storage: &Storage, mut values: Map<String, Value>) -> Result<Made, Refusal> {
         let (start, length) = place_of(&values, self.unit)?;
         let part = (start.is_some_and(|start| start > 0.0) || length.is_some()).then(|| Part {
             start: start.unwrap_or(0.0),
@@ -428,7 +428,7 @@ impl Maker<'_> {
                 (file, path, None)
             }
             (None, Some(member), Some(tar), _) => {
-                let (path, range) = self.member(&tar, &member)?;
+                let (path, range) = self.member(storage, &tar, &member)?;
                 (member, path, range)
             }
             _ => {
@@ -498,7 +498,7 @@ impl Maker<'_> {
     }
 
     /// The member of a tar: beside the tar where it was extracted to, or else in it, with its offset and size.
-    fn member(&mut self, tar: &str, member: &str) -> Result<(PathBuf, Option<(u64, u64)>), Refusal> {
+    fn member(&mut self, storage: &Storage, tar: &str, member: &str) -> Result<(PathBuf, Option<(u64, u64)>), Refusal> {
         if is_unsafe(member) {
             return Err(refuse("unsafe_name", format!("{member:?}")));
         }
@@ -509,7 +509,7 @@ impl Maker<'_> {
             return Ok((beside, None));
         }
         let listed = self.listed.entry(tar.clone());
-        match listed.or_insert_with(|| members(&tar).map_err(|error| error.to_string())) {
+        match listed.or_insert_with(|| members(storage, &tar).map_err(|error| error.to_string())) {
             Ok(members) => match members.get(member) {
                 Some(range) => Ok((tar, Some(*range))),
                 None => Err(refuse(
@@ -525,8 +525,8 @@ impl Maker<'_> {
     }
 }
 
-fn members(tar: &Path) -> io::Result<Members> {
-    let file = open_input_file(tar)?;
+fn members(storage: &Storage, tar: &Path) -> io::Result<Members> {
+    let file = open_input_file(storage, tar)?;
     let length = file.length()?;
     let listing = tar::list(&mut BufReader::new(file), length)?;
     let members = listing.last_of_each_name().into_iter();
@@ -684,7 +684,7 @@ mod tests {
         writer.write(&batch).unwrap();
         writer.close().unwrap();
         let manifest = path.to_str().unwrap();
-        assert_eq!(rows(manifest, 0).unwrap().len(), 20);
+        assert_eq!(rows(&Storage::default(), manifest, 0).unwrap().len(), 20);
         let whole = fs::read(&path).unwrap();
         let mut errors = 0;
         for place in 4..whole.len() {
@@ -692,7 +692,7 @@ mod tests {
                 let mut damaged = whole.clone();
                 damaged[place] ^= flipped;
                 fs::write(&path, &damaged).unwrap();
-                match rows(manifest, 0) {
+                match rows(&Storage::default(), manifest, 0) {
                     Ok(found) => assert_eq!(found.len(), 20, "{flipped:#x} at {place}"),
                     Err(error) => {
                         assert!(error.to_string().contains("train.parquet"), "{error}");
@@ -718,7 +718,7 @@ mod tests {
 {"audio_filepath": "long.wav", "offset": 9.0, "duration": NaN}
 "#;
         fs::write(&path, lines).unwrap();
-        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let rows = rows(&Storage::default(), path.to_str().unwrap(), 0).unwrap();
         let parts: Vec<Option<(f64, Option<f64>)>> = rows
             .iter()
             .map(|(_, row)| row.part.as_ref().map(|part| (part.start, part.seconds)))
@@ -756,7 +756,7 @@ mod tests {
 {"path": 7}
 "#;
         fs::write(&path, lines).unwrap();
-        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let rows = rows(&Storage::default(), path.to_str().unwrap(), 0).unwrap();
         let found: Vec<_> = rows[..3]
             .iter()
             .map(|(recording, row)| (recording.name.as_str(), recording.path.to_str().unwrap(), &row.refused))
@@ -792,7 +792,7 @@ mod tests {
 {"audio_filepath": "long.wav", "offset": 7, "duration": 1}
 "#;
         fs::write(&path, lines).unwrap();
-        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let rows = rows(&Storage::default(), path.to_str().unwrap(), 0).unwrap();
         let parts: Vec<_> = rows
             .iter()
             .map(|(_, row)| row.part.as_ref().map(|part| (part.start, part.seconds)))
@@ -842,7 +842,7 @@ mod tests {
         let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), None).unwrap();
         writer.write(&batch).unwrap();
         writer.close().unwrap();
-        let rows = rows(path.to_str().unwrap(), 0).unwrap();
+        let rows = rows(&Storage::default(), path.to_str().unwrap(), 0).unwrap();
         let names: Vec<&str> = rows.iter().map(|(recording, _)| recording.name.as_str()).collect();
         assert_eq!(
             names,

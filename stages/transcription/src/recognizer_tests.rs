@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use flow_storage::Storage;
 use serde_json::Value;
 
 use super::*;
@@ -29,7 +30,7 @@ pub(super) fn settings(voice_activity: VoiceActivity) -> RecognitionSettings {
 }
 
 fn samples(name: &str) -> Vec<f32> {
-    flow_audio::decode::decode(&test_data::hindi(name), 100.0).unwrap()
+    flow_audio::decode::decode(&test_data::hindi(&Storage::default(), name), 100.0).unwrap()
 }
 
 fn heard(recognizer: &Recognizer, samples: &[f32], settings: &RecognitionSettings) -> Recognized {
@@ -257,7 +258,8 @@ fn log_probabilities_of_tokens_are_nemos() {
     let tokenizer = &recognizer.tokenizer;
     let (mut compared, mut uncertain) = (0, 0);
     for (file, golden) in golden["recordings"].as_object().unwrap() {
-        let Some(samples) = test_data::golden_recording(file, golden["id"].as_str().unwrap()) else {
+        let Some(samples) = test_data::golden_recording(&Storage::default(), file, golden["id"].as_str().unwrap())
+        else {
             continue;
         };
         // NeMo hears it once.
@@ -349,7 +351,9 @@ fn long_recordings_are_transcribed_nearly_as_well_as_their_parts() {
             rates["parts_alone"]["words"].as_u64().unwrap(),
             "{name}"
         );
-        let samples = flow_audio::samples::samples(&path, 1000.0).unwrap().unwrap();
+        let samples = flow_audio::samples::samples(&Storage::default(), &path, 1000.0)
+            .unwrap()
+            .unwrap();
         let rate_by = |window: WindowMethod, attention: f64| {
             let mut settings = crate::transcribe::TranscribeSettings::new(Vec::new(), "");
             (settings.window, settings.full_attention) = (window, attention);

@@ -6,7 +6,7 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::{Mixing, TOLERANCE_SECONDS, decode_row_of, is_decoded_from_the_beginning};
 use flow_audio::recording_reader::{Channels, Progress, RecordingReader};
 use flow_audio::samples::{OnDamage, Refusal, open_range};
-use flow_storage::FileVersion;
+use flow_storage::{FileVersion, Storage};
 
 use crate::{Result, TranscriptionError};
 
@@ -84,6 +84,7 @@ impl Offset {
 /// A recording of any format that [`flow_audio::recording`] knows, or a part of one, decoded block by block.
 #[derive(Clone, Debug)]
 pub struct StreamedRecording {
+    storage: Storage,
     path: PathBuf,
     channels: Channels,
     /// Offset and size in bytes, of a recording that is in a file with others.
@@ -218,8 +219,9 @@ pub struct Extent {
 }
 
 impl StreamedRecording {
-    pub fn new(path: impl Into<PathBuf>, channels: Channels) -> Self {
+    pub fn new(storage: &Storage, path: impl Into<PathBuf>, channels: Channels) -> Self {
         StreamedRecording {
+            storage: storage.clone(),
             path: path.into(),
             channels,
             range: None,
@@ -250,10 +252,18 @@ impl StreamedRecording {
         let Part { start, seconds } = self.part?;
         let seconds = seconds
             .filter(|seconds| *seconds <= IN_MEMORY && self.channels == Channels::Mix && self.track.is_none())?;
-        if is_decoded_from_the_beginning(&self.path, self.range) {
+        if is_decoded_from_the_beginning(&self.storage, &self.path, self.range) {
             return None;
         }
-        decode_row_of(&self.path, self.range, (start, seconds), IN_MEMORY, mixing).ok()
+        decode_row_of(
+            &self.storage,
+            &self.path,
+            self.range,
+            (start, seconds),
+            IN_MEMORY,
+            mixing,
+        )
+        .ok()
     }
 
     /// Reads the recording as [`Samples::pass`] does, and returns its extent, as far as `take` accepted samples. One
@@ -314,7 +324,14 @@ impl StreamedRecording {
             }
             None => {
                 let identity = self.part.and_then(|_| FileVersion::settled(&self.path));
-                match open_range(&self.path, self.range, longest, self.channels, self.track)? {
+                match open_range(
+                    &self.storage,
+                    &self.path,
+                    self.range,
+                    longest,
+                    self.channels,
+                    self.track,
+                )? {
                     Ok(mut reader) => {
                         if on_damage == OnDamage::Keep && self.part.is_none() {
                             reader.fill_holes();
@@ -390,7 +407,7 @@ impl Samples for StreamedRecording {
         if let Some(part) = self.alone(&mut Mixing::default()) {
             return take(&part).map(drop);
         }
-        let mut reader = RecordingReader::open_track(&self.path, self.range, self.channels, self.track)?;
+        let mut reader = RecordingReader::open_track(&self.storage, &self.path, self.range, self.channels, self.track)?;
         if self.part.is_none() {
             // Where they are damage, the first pass ended at it.
             reader.fill_holes();
@@ -422,7 +439,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
         std::fs::write(&path, bytes).unwrap();
-        let recording = StreamedRecording::new(&path, Channels::Mix);
+        let recording = StreamedRecording::new(&Storage::default(), &path, Channels::Mix);
         let mut all = Vec::new();
         let extent = recording.first_pass(max_seconds, on_damage, &mut |block| {
             all.extend_from_slice(block);
@@ -462,7 +479,7 @@ mod tests {
         assert_eq!(reason(&wav(16_000, &[]), 10.0), "decode_error");
         let folder = tempfile::tempdir().unwrap();
         for path in [folder.path().join("gone.wav"), folder.path().to_owned()] {
-            let recording = StreamedRecording::new(path, Channels::Mix);
+            let recording = StreamedRecording::new(&Storage::default(), path, Channels::Mix);
             let refused = recording.first_pass(10.0, OnDamage::Keep, &mut |_| Ok(true)).unwrap();
             assert_eq!(refused.unwrap_err().reason, "missing_file");
         }
@@ -474,7 +491,7 @@ mod tests {
         for (name, is_told) in [("a.csv", true), ("a.SCP", true), ("a.wav", false)] {
             let path = folder.path().join(name);
             std::fs::write(&path, "path,text\nb.wav,x\n").unwrap();
-            let recording = StreamedRecording::new(&path, Channels::Mix);
+            let recording = StreamedRecording::new(&Storage::default(), &path, Channels::Mix);
             let refused = recording.first_pass(10.0, OnDamage::Keep, &mut |_| Ok(true)).unwrap();
             let refused = refused.unwrap_err();
             assert_eq!(refused.reason, "unsupported_format");
@@ -531,7 +548,8 @@ mod tests {
         let samples: Vec<i16> = (0..80_000).map(|at| (at % 1_003) as i16).collect();
         std::fs::write(&path, wav(8_000, &samples)).unwrap();
         let read = |channels, start, seconds| {
-            let recording = StreamedRecording::new(&path, channels).with_place(None, Some(Part { start, seconds }));
+            let recording = StreamedRecording::new(&Storage::default(), &path, channels)
+                .with_place(None, Some(Part { start, seconds }));
             let mut all = Vec::new();
             let extent = recording.first_pass(4.0, OnDamage::Keep, &mut |block| {
                 all.extend_from_slice(block);
@@ -550,7 +568,7 @@ mod tests {
             extent.map(|_| all).map_err(|refusal| refusal.reason)
         };
         let mut whole = Vec::new();
-        let pass = StreamedRecording::new(&path, Channels::Mix).pass(&mut |block| {
+        let pass = StreamedRecording::new(&Storage::default(), &path, Channels::Mix).pass(&mut |block| {
             whole.extend_from_slice(block);
             Ok(true)
         });
@@ -611,7 +629,8 @@ mod tests {
                     start,
                     seconds: Some(0.5),
                 };
-                let recording = StreamedRecording::new(&path, Channels::Mix).with_place(None, Some(part));
+                let recording =
+                    StreamedRecording::new(&Storage::default(), &path, Channels::Mix).with_place(None, Some(part));
                 let mut largest = 0.0f32;
                 let extent = recording.first_pass_with(&mut open, 60.0, OnDamage::Keep, &mut |block| {
                     largest = block.iter().fold(largest, |largest, sample| largest.max(*sample));
@@ -630,7 +649,7 @@ mod tests {
         let path = folder.path().join("a.wav");
         let samples: Vec<i16> = (0..160_000).map(|at| (at % 1_003) as i16).collect();
         std::fs::write(&path, wav(8_000, &samples)).unwrap();
-        let whole = StreamedRecording::new(&path, Channels::One(0));
+        let whole = StreamedRecording::new(&Storage::default(), &path, Channels::One(0));
         let mut all = Vec::new();
         let pass = whole.pass(&mut |block| {
             all.extend_from_slice(block);
@@ -692,7 +711,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
         std::fs::write(&path, wav(16_000, &[0; 160_000])).unwrap();
-        let recording = StreamedRecording::new(&path, Channels::Mix);
+        let recording = StreamedRecording::new(&Storage::default(), &path, Channels::Mix);
         let mut taken = 0;
         let pass = recording.pass(&mut |block| {
             taken += block.len();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_nn::tensor_files::read_packed;
+use flow_storage::Storage;
 use serde_json::Value;
 
 use crate::{Segment, Transcript, Word};
@@ -45,12 +46,14 @@ pub fn bundled_model() -> PathBuf {
 
 /// The samples of a recording of the golden data of transcription: of the file, which may be beside them, or of the bundled
 /// corpus by its number. None, and a line that says so, if it is in neither.
-pub fn golden_recording(file: &str, id: &str) -> Option<Vec<f32>> {
+pub fn golden_recording(storage: &Storage, file: &str, id: &str) -> Option<Vec<f32>> {
     let beside = transcription(file);
     if beside.is_file() {
-        return Some(flow_audio::samples::samples(&beside, 1000.0).unwrap().unwrap());
+        return Some(flow_audio::samples::samples(storage, &beside, 1000.0).unwrap().unwrap());
     }
-    let found = corpus().iter().find_map(|tar| member(tar, &format!("{id}.flac")));
+    let found = corpus()
+        .iter()
+        .find_map(|tar| member(storage, tar, &format!("{id}.flac")));
     if found.is_none() {
         println!("not compared: {file}, {id}, is neither beside the golden data nor in the bundled corpus");
     }
@@ -183,14 +186,14 @@ pub fn wav(rate: u32, samples: &[i16]) -> Vec<u8> {
 }
 
 /// The samples of recordings of the bundled corpus, each `step`th of every tar.
-pub fn corpus_samples(step: usize) -> Vec<Vec<f32>> {
+pub fn corpus_samples(storage: &Storage, step: usize) -> Vec<Vec<f32>> {
     let mut found = Vec::new();
     for tar in corpus() {
         let mut file = std::fs::File::open(&tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
         let length = file.metadata().unwrap().len();
         let listing = flow_audio::tar::list(&mut file, length).unwrap();
         for member in listing.last_of_each_name().iter().step_by(step) {
-            let bytes = flow_audio::decode::read_range(&tar, member.offset, member.size).unwrap();
+            let bytes = flow_audio::decode::read_range(storage, &tar, member.offset, member.size).unwrap();
             found.extend(flow_audio::decode::decode(&bytes, 100.0).ok());
         }
     }
@@ -198,17 +201,17 @@ pub fn corpus_samples(step: usize) -> Vec<Vec<f32>> {
 }
 
 /// The bytes of a Hindi recording of the bundled corpus: FLAC, 16 kHz, mono.
-pub fn hindi(name: &str) -> Vec<u8> {
+pub fn hindi(storage: &Storage, name: &str) -> Vec<u8> {
     let tar = root().join("tests/data/corpus/mini/shards/hi/hi_0000/hi_0000.tar");
-    member(&tar, name).unwrap_or_else(|| panic!("{} has no {name}", tar.display()))
+    member(storage, &tar, name).unwrap_or_else(|| panic!("{} has no {name}", tar.display()))
 }
 
 /// The bytes of the member of a tar whose name ends so.
-fn member(tar: &Path, name: &str) -> Option<Vec<u8>> {
+fn member(storage: &Storage, tar: &Path, name: &str) -> Option<Vec<u8>> {
     let mut file = std::fs::File::open(tar).unwrap_or_else(|error| panic!("{}: {error}", tar.display()));
     let length = file.metadata().unwrap().len();
     let listing = flow_audio::tar::list(&mut file, length).unwrap();
     let members = listing.last_of_each_name();
     let member = members.iter().find(|member| member.name.ends_with(name))?;
-    Some(flow_audio::decode::read_range(tar, member.offset, member.size).unwrap())
+    Some(flow_audio::decode::read_range(storage, tar, member.offset, member.size).unwrap())
 }

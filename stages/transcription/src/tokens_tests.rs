@@ -1,6 +1,7 @@
 use flow_kernels::threads::install;
 use flow_model::Precision;
 use flow_model::model::TdtModel;
+use flow_storage::Storage;
 use proptest::prelude::*;
 
 use super::*;
@@ -20,7 +21,7 @@ fn recognizer(precision: Precision) -> Recognizer {
 /// Two recordings of the bundled corpus.
 fn recordings() -> [Vec<f32>; 2] {
     ["rec_hi_0001_000.flac", "rec_hi_0008_001.flac"]
-        .map(|name| flow_audio::decode::decode(&test_data::hindi(name), 100.0).unwrap())
+        .map(|name| flow_audio::decode::decode(&test_data::hindi(&Storage::default(), name), 100.0).unwrap())
 }
 
 fn joined(heard: &Heard) -> String {

@@ -13,7 +13,7 @@ use flow_audio::samples::Refusal;
 use flow_kind::event::Event;
 use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
-    SourcePartition, StageError, UrlUse, open_regular_file,
+    SourcePartition, StageError, Storage, UrlUse, open_regular_file,
 };
 use flow_model::checkpoint::OpenModel;
 use flow_model::decoding::DecodingOptions;
@@ -77,7 +77,7 @@ impl Kind for Transcribe {
         })
     }
 
-    fn ready(settings: &TranscribeSettings) -> Result<(), StageError> {
+    fn ready(settings: &TranscribeSettings, _storage: &Storage) -> Result<(), StageError> {
         let checked = settings.device()?.check();
         checked.map_err(|error| StageError::setting("device", error))
     }
@@ -170,7 +170,12 @@ impl Transcriber {
     fn listed(&mut self) -> Result<Arc<Vec<Listed>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => shared_listed(&self.settings.input, self.settings.channels, self.settings.track())?,
+            None => shared_listed(
+                &self.context.storage,
+                &self.settings.input,
+                self.settings.channels,
+                self.settings.track(),
+            )?,
         };
         Ok(Arc::clone(self.listed.insert(listed)))
     }
@@ -361,7 +366,7 @@ impl Transcriber {
             return Ok(Err(refusal));
         }
         let begun = Instant::now();
-        let recording = listed.samples();
+        let recording = listed.samples(&self.context.storage);
         let mut first = recognizer.first_pass(&self.settings.recognition());
         let (max_duration, on_damage) = (self.settings.max_duration, self.settings.on_damage);
         let mut samples = 0;
@@ -419,7 +424,7 @@ impl Transcriber {
         let begun = Instant::now();
         let Prepared { first, extent, seconds } = prepared;
         if others.is_empty() {
-            let recording = listed.samples();
+            let recording = listed.samples(&self.context.storage);
             let recognized = recognizer
                 .transcribe_again(first, &recording, &settings, &cancelled)
                 .map_err(|error| error.of(&listed.recording.file))?;

@@ -8,6 +8,7 @@ use arrow::array::{
 };
 use arrow::datatypes::Float64Type;
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 
 use super::*;
 use crate::channels::ChannelUse;
@@ -57,7 +58,7 @@ fn recordings_become_rows_and_what_is_no_recording_a_reject() {
     let place = tempfile::tempdir().unwrap();
     std::fs::create_dir(place.path().join("talks")).unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
-    write("talks/a.flac", &hindi("rec_hi_0001_000.flac"));
+    write("talks/a.flac", &hindi(&Storage::default(), "rec_hi_0001_000.flac"));
     write("silence.wav", &wav(16_000, &[0; 32_000]));
     write("empty.wav", b"");
     write("text.wav", b"this is not audio");
@@ -129,7 +130,7 @@ fn each_channel_gets_what_it_gets_alone() {
     let place = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
     let speech = |name: &str| -> Vec<i16> {
-        let samples = flow_audio::decode::decode(&hindi(name), 100.0).unwrap();
+        let samples = flow_audio::decode::decode(&hindi(&Storage::default(), name), 100.0).unwrap();
         samples
             .iter()
             .map(|sample| (sample * 32_767.0) as i16)
@@ -165,7 +166,7 @@ fn rows_of_a_manifest_get_what_their_parts_get_alone() {
     let place = tempfile::tempdir().unwrap();
     std::fs::create_dir(place.path().join("talks")).unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
-    let speech = flow_audio::decode::decode(&hindi("rec_hi_0001_000.flac"), 100.0).unwrap();
+    let speech = flow_audio::decode::decode(&hindi(&Storage::default(), "rec_hi_0001_000.flac"), 100.0).unwrap();
     let speech: Vec<i16> = speech
         .iter()
         .map(|sample| (sample * 32_767.0) as i16)
@@ -323,7 +324,7 @@ fn recordings_that_are_transcribed_together_give_what_they_give_alone() {
     let write = |name: &str, bytes: &[u8]| std::fs::write(place.path().join(name), bytes).unwrap();
     let talks = ["rec_hi_0001_000.flac", "rec_hi_0004_003.flac", "rec_hi_0008_001.flac"];
     for (index, talk) in talks.iter().enumerate() {
-        write(&format!("{index}.flac"), &hindi(talk));
+        write(&format!("{index}.flac"), &hindi(&Storage::default(), talk));
     }
     let whole = wav(16_000, &[0; 80_000]);
     write("1_cut.wav", &whole[..44 + 64_000]);
@@ -331,7 +332,7 @@ fn recordings_that_are_transcribed_together_give_what_they_give_alone() {
     write("1_text.wav", b"this is not audio");
     // Longer than what is decoded with others.
     write("3.wav", &wav(16_000, &vec![0; 61 * 16_000]));
-    write("4.flac", &hindi(talks[0]));
+    write("4.flac", &hindi(&Storage::default(), talks[0]));
     let rows = |output: &Output, name: &str| {
         let rejects = output.reasons(name);
         match rejects.is_empty() {
@@ -446,7 +447,11 @@ fn settings_that_cannot_be_are_named() {
 #[test]
 fn numbers_and_fillers_are_in_the_style_that_is_asked_for() {
     let place = tempfile::tempdir().unwrap();
-    std::fs::write(place.path().join("a.flac"), hindi("rec_hi_0001_000.flac")).unwrap();
+    std::fs::write(
+        place.path().join("a.flac"),
+        hindi(&Storage::default(), "rec_hi_0001_000.flac"),
+    )
+    .unwrap();
     let hindi = TranscribeSettings {
         languages: vec!["hi".to_owned()],
         ..settings(place.path())
@@ -627,7 +632,11 @@ fn beam_search_and_fusion_are_part_of_the_key_where_they_are_used() {
 #[test]
 fn recordings_are_decoded_with_phrases_and_a_language_model() {
     let place = tempfile::tempdir().unwrap();
-    std::fs::write(place.path().join("a.flac"), hindi("rec_hi_0001_000.flac")).unwrap();
+    std::fs::write(
+        place.path().join("a.flac"),
+        hindi(&Storage::default(), "rec_hi_0001_000.flac"),
+    )
+    .unwrap();
     let (lm, phrases) = (place.path().join("lm.arpa"), place.path().join("phrases.txt"));
     std::fs::write(
         &lm,
@@ -669,7 +678,11 @@ fn recordings_are_decoded_with_phrases_and_a_language_model() {
 fn coverage_is_in_the_row_and_in_the_key_where_it_is_asked_for() {
     use crate::coverage::{CoverageMode, SuspectUse};
     let place = tempfile::tempdir().unwrap();
-    std::fs::write(place.path().join("a.flac"), hindi("rec_hi_0001_000.flac")).unwrap();
+    std::fs::write(
+        place.path().join("a.flac"),
+        hindi(&Storage::default(), "rec_hi_0001_000.flac"),
+    )
+    .unwrap();
     let off = settings(place.path());
     let with = |coverage: CoverageMode, suspects: SuspectUse| TranscribeSettings {
         coverage,

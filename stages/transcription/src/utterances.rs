@@ -12,6 +12,7 @@ use flow_kind::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError,
 };
+use flow_storage::Storage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -57,6 +58,9 @@ pub struct UtterancesSettings {
     /// half of the way to the next segment.
     #[serde(default = "padding")]
     pub padding: f64,
+    /// Lists `input`; not a setting.
+    #[serde(skip)]
+    pub storage: Storage,
 }
 
 fn padding() -> f64 {
@@ -66,7 +70,7 @@ fn padding() -> f64 {
 impl UtterancesSettings {
     /// The recordings by their names, with absolute paths, which the rows have.
     fn paths(&self) -> Result<BTreeMap<String, PathBuf>, StageError> {
-        let recordings = shared_recordings(&self.input)?;
+        let recordings = shared_recordings(&self.storage, &self.input)?;
         let named = |recording: &Recording| Ok((recording.name.clone(), absolute(recording)?));
         recordings.iter().map(named).collect()
     }
@@ -115,10 +119,14 @@ impl Kind for Utterances {
         })
     }
 
-    fn open(settings: &UtterancesSettings, _: &Context) -> Result<Body, StageError> {
+    fn set_storage(settings: &mut UtterancesSettings, storage: &Storage) {
+        settings.storage = storage.clone();
+    }
+
+    fn open(settings: &UtterancesSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Maker {
             settings: settings.clone(),
-            recordings: shared_recordings(&settings.input)?,
+            recordings: shared_recordings(&context.storage, &settings.input)?,
             waiting: HashMap::new(),
         })))
     }
@@ -355,6 +363,7 @@ mod tests {
             std::fs::write(folder.join(name), b"x").unwrap();
         }
         let settings = UtterancesSettings {
+            storage: Storage::default(),
             input: vec![folder.to_string_lossy().into_owned()],
             lang: String::new(),
             padding: 0.1,

@@ -8,7 +8,7 @@ use arrow::compute::concat_batches;
 use flow_kind::output_files::{self, OutputFile};
 use flow_kind::{
     Artifact, Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress,
-    Shape, StageError, UrlUse,
+    Shape, StageError, Storage, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -150,6 +150,7 @@ impl Kind for Write {
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Writer {
             settings: settings.clone(),
+            storage: context.storage.clone(),
             scratch: context.scratch.clone(),
             has_speakers: context.inputs.has("assigned"),
             waiting: HashMap::new(),
@@ -167,10 +168,11 @@ impl Kind for Write {
 
     fn missing_outputs(
         settings: &WriteSettings,
+        storage: &Storage,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(&settings.keep, committed, &settings.out, threads)
+        output_files::missing(storage, &settings.keep, committed, &settings.out, threads)
     }
 }
 
@@ -187,6 +189,7 @@ struct Waiting {
 
 struct Writer {
     settings: WriteSettings,
+    storage: Storage,
     scratch: PathBuf,
     /// Whether segments come with their speakers.
     has_speakers: bool,
@@ -244,7 +247,10 @@ impl Operator for Writer {
             });
         }
         let WriteSettings { out: folder, keep, .. } = &self.settings;
-        out.send(0, output_files::write(keep, &files, folder, &self.scratch)?);
+        out.send(
+            0,
+            output_files::write(&self.storage, keep, &files, folder, &self.scratch)?,
+        );
         Ok(Progress::Done)
     }
 }

@@ -2,6 +2,7 @@ use std::path::Path;
 
 use flow_kind::output_files::missing;
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 
 use super::*;
 use crate::rows::{
@@ -231,7 +232,7 @@ fn files_that_are_gone_or_were_changed_are_missed() {
     let files = output.rows("files", "talks/a");
     let committed = Artifact::in_memory(files.schema(), vec![(Partition::new("talks/a"), vec![files])]).unwrap();
     let look = || {
-        missing(&BTreeSet::new(), &committed, place.path(), 1)
+        missing(&Storage::default(), &BTreeSet::new(), &committed, place.path(), 1)
             .unwrap()
             .into_values()
             .next()

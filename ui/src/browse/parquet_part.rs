@@ -36,7 +36,7 @@ fn damaged(path: &Path) -> impl Fn(ParquetError) -> ManifestError + use<> {
 }
 
 fn opened(path: &Path) -> Result<(ForeignParquet, ArrowReaderMetadata), ManifestError> {
-    let file = ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))?;
+    let file = ForeignParquet::open_local(path).map_err(|error| ManifestError::io(path, error))?;
     // The file's Parquet types; the Arrow schema that a writer may have embedded is ignored.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let metadata = file.metadata_with(options).map_err(damaged(path))?;

@@ -8,6 +8,7 @@ use flow_corpus::column_names::{FILE_COLUMNS, ID_COLUMNS, TEXT_COLUMNS};
 use flow_corpus::{json_line, lines::LANGUAGE_KEYS};
 use flow_evaluation::speaker_transcripts::read_stm;
 use flow_evaluation::utterance::Utterance;
+use flow_kind::Storage;
 use flow_speakers::stages::recording_name;
 use flow_transcription::Transcript;
 use serde_json::{Map, Value};
@@ -72,8 +73,8 @@ pub struct Row {
 impl Form {
     /// Reads a file. `ids`: lines of text begin with the name of their utterance. `columns`: keys of a manifest's lines whose
     /// values are kept.
-    pub fn read(path: &Path, ids: bool, columns: &[&str]) -> Result<Form, Failure> {
-        let mut content = read(path, |text| content(path, text, ids, columns))?;
+    pub fn read(storage: &Storage, path: &Path, ids: bool, columns: &[&str]) -> Result<Form, Failure> {
+        let mut content = read(storage, path, |text| content(path, text, ids, columns))?;
         if let Content::Timed(recordings) = &mut content {
             for texts in recordings.values_mut() {
                 texts.sort_by(|one, other| one.turn.start.total_cmp(&other.turn.start));

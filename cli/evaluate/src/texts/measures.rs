@@ -10,6 +10,7 @@ use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::{EditCounts, Score, Scores, UtteranceScore};
 use flow_evaluation::word_groups::{TrainingCounts, WordFigures, WordMeasure, WordTally};
 use flow_inspect::table::{count, lines};
+use flow_kind::Storage;
 use flow_text::language_tag::tag_of;
 use flow_text::language_tag::usual_language;
 use serde_json::{Value, json};
@@ -21,7 +22,11 @@ use crate::files::read;
 use flow_cli::failure::Failure;
 
 /// The groups of words that the arguments ask for.
-pub fn word_measure(arguments: &EvaluateTextsArguments, normalizer: &Normalizer) -> Result<WordMeasure, Failure> {
+pub fn word_measure(
+    storage: &Storage,
+    arguments: &EvaluateTextsArguments,
+    normalizer: &Normalizer,
+) -> Result<WordMeasure, Failure> {
     let counts = &arguments.training_counts;
     if counts.first() == Some(&0) || counts.windows(2).any(|pair| pair[0] >= pair[1]) {
         let message = "--training-counts are the first counts of ranges after that of 0";
@@ -37,16 +42,21 @@ pub fn word_measure(arguments: &EvaluateTextsArguments, normalizer: &Normalizer)
             let lang = Some(lang).filter(|lang| !lang.is_empty()).or_else(|| tag_of(text));
             counts.add(text, &lang.map(usual_language).unwrap_or_default(), normalizer);
         };
-        read_texts(manifest, &mut add).map_err(Failure::unreadable)?;
+        read_texts(storage, manifest, &mut add).map_err(Failure::unreadable)?;
     }
     Ok(WordMeasure {
         rare,
-        names: arguments.names.as_deref().map(names).transpose()?.unwrap_or_default(),
+        names: arguments
+            .names
+            .as_deref()
+            .map(|path| names(storage, path))
+            .transpose()?
+            .unwrap_or_default(),
         switches: arguments.switches,
     })
 }
 
-fn names(path: &Path) -> Result<Vec<String>, Failure> {
+fn names(storage: &Storage, path: &Path) -> Result<Vec<String>, Failure> {
     let parse = |text: &str| {
         let names: Vec<String> = text
             .lines()
@@ -59,7 +69,7 @@ fn names(path: &Path) -> Result<Vec<String>, Failure> {
             false => Ok(names),
         }
     };
-    read(path, parse)
+    read(storage, path, parse)
 }
 
 /// Collects what is measured.

@@ -112,7 +112,11 @@ impl Follower {
     fn join_run(&mut self, run: &str) -> Result<(), String> {
         self.store = None;
         let place = || std::path::absolute(&self.options.state).unwrap_or_else(|_| self.options.state.clone());
-        let opened = Store::open(&self.options.state, Access::Follow { run_id: run.to_owned() });
+        let opened = Store::open(
+            &self.options.storage,
+            &self.options.state,
+            Access::Follow { run_id: run.to_owned() },
+        );
         let store = opened.map_err(|error| error.to_string())?;
         if !store.has_run(run).map_err(|error| error.to_string())? {
             return Err(format!("its state directory {} has no run {run}", place().display()));

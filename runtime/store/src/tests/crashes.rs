@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use flow_storage::Location;
+use flow_storage::{Location, Storage};
 use flow_storage_testing::TestServer;
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -39,7 +39,10 @@ fn content(partition: u8, version: u8) -> u64 {
 /// Runs `acts` until one fails; returns the groups that were certainly committed, and the one in progress.
 type Keys = BTreeSet<(u8, u8)>;
 fn perform(dir: &Path, acts: &[Act], files: Files) -> (Keys, Keys, bool) {
-    perform_in(&|access| Store::open_with(dir, access, files.clone()), acts)
+    perform_in(
+        &|access| Store::open_with(&Storage::default(), dir, access, files.clone()),
+        acts,
+    )
 }
 
 /// The same, in the state directory that is opened so.
@@ -267,7 +270,7 @@ fn a_new_writer_removes_what_a_crash_left() {
         std::fs::write(killed.join(left), "half").unwrap();
     }
     let run = Access::Run { run_id: "t".into() };
-    drop(Store::open_with(dir.path(), run, unstopped()).unwrap());
+    drop(Store::open_with(&Storage::default(), dir.path(), run, unstopped()).unwrap());
     assert_eq!((names(&snapshots).len(), names(&killed).len()), (0, 0));
     std::fs::remove_dir_all(dir.path().join("runs")).unwrap();
     std::fs::remove_dir(&snapshots).unwrap();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use flow_storage::Storage;
 use tempfile::TempDir;
 
 use super::super::crash::{Crash, Remains};
@@ -88,9 +89,9 @@ fn an_export_is_whole_or_visibly_not() {
     ));
     std::fs::remove_file(folder.join("flow.json")).unwrap();
 
-    let mut set = ExportSet::begin(&folder, "flow.json", key(3), "one", Path::new("")).unwrap();
+    let mut set = ExportSet::begin(&Storage::default(), &folder, "flow.json", key(3), "one", Path::new("")).unwrap();
     assert!(
-        ExportSet::begin(&folder, "flow.json", key(3), "two", Path::new(""))
+        ExportSet::begin(&Storage::default(), &folder, "flow.json", key(3), "two", Path::new(""))
             .err()
             .unwrap()
             .is_held()
@@ -132,7 +133,15 @@ fn export_child() {
     let Ok(folder) = std::env::var("FLOW_TEST_EXPORT_CHILD") else {
         return;
     };
-    let mut set = ExportSet::begin(Path::new(&folder), "flow.json", key(1), "killed", Path::new("")).unwrap();
+    let mut set = ExportSet::begin(
+        &Storage::default(),
+        Path::new(&folder),
+        "flow.json",
+        key(1),
+        "killed",
+        Path::new(""),
+    )
+    .unwrap();
     std::fs::write(set.file("a").unwrap(), "half").unwrap();
     signal_hook::low_level::raise(signal_hook::consts::SIGKILL).unwrap();
 }
@@ -258,7 +267,15 @@ fn a_set_that_would_shrink_is_seen_before_it_is_in_place() {
     let root = TempDir::new().unwrap();
     let folder = root.path();
     let begin = |version, rows: [u32; 2]| {
-        let mut set = ExportSet::begin(folder, "flow.json", key(version), "test", Path::new("")).unwrap();
+        let mut set = ExportSet::begin(
+            &Storage::default(),
+            folder,
+            "flow.json",
+            key(version),
+            "test",
+            Path::new(""),
+        )
+        .unwrap();
         for (name, rows) in ["a.parquet", "b.parquet"].into_iter().zip(rows) {
             rows_file(&set.file(name).unwrap(), rows);
         }
@@ -289,7 +306,15 @@ fn a_set_that_would_shrink_is_seen_before_it_is_in_place() {
 fn rows_that_were_noted_of_a_file_are_guarded() {
     let root = TempDir::new().unwrap();
     let begin = |version, rows| {
-        let mut set = ExportSet::begin(root.path(), "flow.json", key(version), "test", Path::new("")).unwrap();
+        let mut set = ExportSet::begin(
+            &Storage::default(),
+            root.path(),
+            "flow.json",
+            key(version),
+            "test",
+            Path::new(""),
+        )
+        .unwrap();
         std::fs::write(set.file("lines.jsonl.gz").unwrap(), b"packed").unwrap();
         set.note_rows("lines.jsonl.gz", rows);
         set.guard_rows("lines", vec!["lines.jsonl.gz".into()], rows, 0.5);
@@ -428,7 +453,7 @@ fn a_file_is_told_by_the_set_that_it_is_of() {
     let root = TempDir::new().unwrap();
     let folder = root.path().join("out");
     export(&folder, 1, &["a", "b"], Files::default()).unwrap();
-    let of = |name| file_in_set(&folder, "flow.json", name).unwrap();
+    let of = |name| file_in_set(&Storage::default(), &folder, "flow.json", name).unwrap();
     std::fs::write(folder.join("mine"), "x").unwrap();
     assert_eq!([of("a"), of("mine")], [FileInSet::AsWritten, FileInSet::Other]);
     std::fs::write(folder.join("b"), "b 2").unwrap();
@@ -438,5 +463,5 @@ fn a_file_is_told_by_the_set_that_it_is_of() {
     std::fs::write(folder.join(".flow-lock"), "").unwrap();
     assert_eq!(of("a"), FileInSet::CutShort);
     std::fs::write(folder.join("flow.json"), "{").unwrap();
-    assert!(file_in_set(&folder, "flow.json", "a").is_err());
+    assert!(file_in_set(&Storage::default(), &folder, "flow.json", "a").is_err());
 }

@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_storage::Storage;
+
 use crate::{decode, tar};
 
 fn bundled(folder: &str) -> PathBuf {
@@ -36,7 +38,8 @@ pub fn good_members(corpus_name: &str, lang: &str, shard: &str) -> Vec<Vec<u8>> 
     let length = file.metadata().unwrap().len();
     let listing = tar::list(&mut file, length).unwrap();
     let members = listing.last_of_each_name().into_iter();
-    let bytes = members.filter_map(|member| decode::read_range(&path, member.offset, member.size).ok());
+    let bytes =
+        members.filter_map(|member| decode::read_range(&Storage::default(), &path, member.offset, member.size).ok());
     bytes.filter(|bytes| crate::flac::probe(bytes).is_ok()).collect()
 }
 
@@ -57,7 +60,7 @@ pub fn member_of(corpus: &Path, lang: &str, shard: &str, name: &str) -> Vec<u8> 
         .find(|member| member.name == name)
         .cloned();
     let found = found.unwrap_or_else(|| panic!("no member {name} in {}", path.display()));
-    decode::read_range(&path, found.offset, found.size).unwrap()
+    decode::read_range(&Storage::default(), &path, found.offset, found.size).unwrap()
 }
 
 /// A recording of tests/data, which make.py there makes.

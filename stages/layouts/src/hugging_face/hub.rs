@@ -11,7 +11,7 @@ use flow_corpus::files::{Format, expand_braces};
 use flow_corpus::{Fetch, Layout, Manifest, ManifestError};
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
 use flow_kind::glob::path_fits;
-use flow_storage::Location;
+use flow_storage::{Location, Storage};
 use serde_yaml::Value;
 
 use super::{ReadSettings, config_and_split, missing_numbers, open_parquet_files};
@@ -52,15 +52,17 @@ struct Found {
 /// # Errors
 /// Where the hub does not deliver it, it has no Parquet files, or configuration or split are not there or not clear.
 pub fn open_dataset(
+    storage: &Storage,
     reference: &DatasetReference,
     settings: &ReadSettings,
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Manifest, ManifestError> {
     let hub = Hub::from_environment().map_err(|error| of_hub(reference, error))?;
-    open_from(&hub, reference, settings, progress)
+    open_from(storage, &hub, reference, settings, progress)
 }
 
 fn open_from(
+    storage: &Storage,
     hub: &Hub,
     reference: &DatasetReference,
     settings: &ReadSettings,
@@ -117,7 +119,7 @@ fn open_from(
         told.push_str("; it is only the beginning of the split (partial)");
     }
     let files = paths.into_iter().zip(files).map(|(path, file)| (path, file.split));
-    open_parquet_files(root, files.collect(), told, settings)
+    open_parquet_files(storage, root, files.collect(), told, settings)
 }
 
 /// The configurations that the README.md of a dataset declares; none where it has none.
@@ -638,7 +640,7 @@ configs:
         );
         let open = |text: &str, settings: &ReadSettings| {
             let reference = DatasetReference::parse(text).unwrap().unwrap();
-            let opened = open_from(&hub, &reference, settings, &mut |_| true);
+            let opened = open_from(&Storage::default(), &hub, &reference, settings, &mut |_| true);
             opened.map_err(|error| error.to_string())
         };
         let plain = ReadSettings::default();

@@ -11,6 +11,7 @@ use arrow::error::ArrowError;
 use flow_corpus::ManifestError;
 use flow_kind::{Out, RejectClass, StageError};
 use flow_parquet::ForeignParquet;
+use flow_storage::Storage;
 use parquet::arrow::ProjectionMask;
 
 use super::cells::{Cell, CellType, Columns, Rows, of_text};
@@ -32,8 +33,8 @@ fn cell_type(data_type: &DataType) -> Option<CellType> {
     }
 }
 
-fn open(path: &Path) -> Result<ForeignParquet, ManifestError> {
-    ForeignParquet::open(path).map_err(|error| ManifestError::io(path, error))
+fn open(storage: &Storage, path: &Path) -> Result<ForeignParquet, ManifestError> {
+    ForeignParquet::open(storage, path).map_err(|error| ManifestError::io(path, error))
 }
 
 fn of_path(path: &Path) -> impl Fn(parquet::errors::ParquetError) -> ManifestError + '_ {
@@ -41,8 +42,8 @@ fn of_path(path: &Path) -> impl Fn(parquet::errors::ParquetError) -> ManifestErr
 }
 
 /// The columns that a file has.
-pub(super) fn columns(path: &Path) -> Result<Columns, ManifestError> {
-    let metadata = open(path)?.metadata().map_err(of_path(path))?;
+pub(super) fn columns(storage: &Storage, path: &Path) -> Result<Columns, ManifestError> {
+    let metadata = open(storage, path)?.metadata().map_err(of_path(path))?;
     let fields = metadata.schema().fields().iter();
     Ok(fields
         .filter_map(|field| Some((field.name().clone(), cell_type(field.data_type())?)))
@@ -50,8 +51,14 @@ pub(super) fn columns(path: &Path) -> Result<Columns, ManifestError> {
 }
 
 /// Reads all rows of a file.
-pub(super) fn read(path: &Path, columns: &Columns, schema: &SchemaRef, out: &mut Out) -> Result<(), StageError> {
-    let file = open(path)?;
+pub(super) fn read(
+    storage: &Storage,
+    path: &Path,
+    columns: &Columns,
+    schema: &SchemaRef,
+    out: &mut Out,
+) -> Result<(), StageError> {
+    let file = open(storage, path)?;
     let metadata = file.metadata().map_err(of_path(path))?;
     let fields = metadata.schema().fields();
     let names: Vec<&str> = fields.iter().map(|field| field.name().as_str()).collect();

@@ -11,6 +11,7 @@ use flow_corpus::quoting::Quoting;
 use flow_corpus::table_text::{Layout, Record, records};
 use flow_corpus::{ManifestError, json_line};
 use flow_kind::{Out, Reject, RejectClass, StageError, open_input_file};
+use flow_storage::Storage;
 use serde_json::Value;
 
 use super::cells::{Cell, CellType, Columns, Rows, of_json, of_text, type_of};
@@ -26,10 +27,10 @@ type Refusal = (&'static str, String);
 
 /// At most this many bytes of a file from its beginning, and how many these are. What is not UTF-8 is replaced, and refused line
 /// by line.
-fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
+fn text_of(storage: &Storage, path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
     let mut bytes = Vec::new();
-    let file = open_input_file(path).map_err(of_path)?;
+    let file = open_input_file(storage, path).map_err(of_path)?;
     file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
     if let Some(why) = no_text(&bytes) {
         return Err(wrong(path, why));
@@ -39,9 +40,9 @@ fn text_of(path: &Path, most: u64) -> Result<(DecodedText, u64), ManifestError> 
 }
 
 /// The first line of a file that is not blank.
-fn first_line(path: &Path) -> Result<String, ManifestError> {
+fn first_line(storage: &Storage, path: &Path) -> Result<String, ManifestError> {
     let of_path = |error| ManifestError::io(path, error);
-    let mut reader = BufReader::new(open_input_file(path).map_err(of_path)?.take(LARGEST_HEAD));
+    let mut reader = BufReader::new(open_input_file(storage, path).map_err(of_path)?.take(LARGEST_HEAD));
     loop {
         let mut line = Vec::new();
         if reader.read_until(b'\n', &mut line).map_err(of_path)? == 0 {
@@ -58,9 +59,14 @@ fn first_line(path: &Path) -> Result<String, ManifestError> {
 }
 
 /// The columns that a file has.
-pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Result<Columns, ManifestError> {
+pub(super) fn columns(
+    storage: &Storage,
+    path: &Path,
+    format: TableFormat,
+    quoting: Quoting,
+) -> Result<Columns, ManifestError> {
     if format == TableFormat::Jsonl {
-        let line = first_line(path)?;
+        let line = first_line(storage, path)?;
         let Ok((Value::Object(object), _)) = json_line::parse(&line) else {
             return Err(wrong(
                 path,
@@ -74,7 +80,7 @@ pub(super) fn columns(path: &Path, format: TableFormat, quoting: Quoting) -> Res
         columns.sort_by(|a, b| a.0.cmp(&b.0));
         return Ok(columns);
     }
-    let head = text_of(path, LARGEST_HEAD)?.0.text;
+    let head = text_of(storage, path, LARGEST_HEAD)?.0.text;
     let names = heading(path, &head, layout_of_heading(&head, format, quoting))?;
     Ok(names.into_iter().map(|name| (name, CellType::Text)).collect())
 }
@@ -109,6 +115,7 @@ fn separator(format: TableFormat) -> char {
 
 /// Reads all rows of a file. Gives what a person should know of its quotes.
 pub(super) fn read(
+    storage: &Storage,
     path: &Path,
     format: TableFormat,
     quoting: Quoting,
@@ -116,7 +123,7 @@ pub(super) fn read(
     schema: &SchemaRef,
     out: &mut Out,
 ) -> Result<Option<String>, StageError> {
-    let (text, bytes) = text_of(path, LARGEST + 1)?;
+    let (text, bytes) = text_of(storage, path, LARGEST + 1)?;
     if bytes > LARGEST {
         return Err(wrong(path, "it has more than 1 GiB; write it as parquet").into());
     }

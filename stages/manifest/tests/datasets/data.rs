@@ -13,6 +13,7 @@ use flow_kind::StageError;
 use flow_layouts::read::Read;
 use flow_manifest::write::Write;
 use flow_runtime::harness::{Harness, Output};
+use flow_storage::Storage;
 
 /// The files below a folder, without what says which files those of the set are.
 pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -82,7 +83,7 @@ pub fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
             let range = number("offset", row).zip(number("size", row));
             let (start, length) = (seconds("start", row).unwrap_or(0.0), seconds("duration", row).unwrap());
             let path = text("audio_path", row);
-            let signal = decode_row(Path::new(&path), range, start, length, 60.0).unwrap();
+            let signal = decode_row(&Storage::default(), Path::new(&path), range, start, length, 60.0).unwrap();
             (text("text", row), text("lang", row), text("segment_id", row), signal)
         })
         .collect()

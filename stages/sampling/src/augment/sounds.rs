@@ -10,6 +10,7 @@ use flow_audio::AudioError;
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file};
 use flow_audio::listing::recordings;
 use flow_audio::part::{decode_row, stated_seconds};
+use flow_storage::Storage;
 use serde::Deserialize;
 
 /// The longest recording that is decoded as a whole. Of longer ones in FLAC or WAV, only a piece is.
@@ -19,6 +20,8 @@ const CACHED_SAMPLES: usize = 64 << 20;
 
 /// Recordings, each with a number from 0 in the order of their names.
 pub struct Sounds {
+    /// Without credentials: sounds are files of this machine.
+    storage: Storage,
     sounds: Vec<Sound>,
     cache: Mutex<Cache>,
     /// Whether all of them stay decoded at once.
@@ -63,10 +66,10 @@ impl Sound {
     }
 
     /// Its length, where the manifest or the header of the file states it.
-    fn seconds(&self) -> Option<f64> {
+    fn seconds(&self, storage: &Storage) -> Option<f64> {
         match self.part {
             Some((_, seconds)) => Some(seconds),
-            None => *self.stated.get_or_init(|| stated_seconds(&self.path, None)),
+            None => *self.stated.get_or_init(|| stated_seconds(storage, &self.path, None)),
         }
     }
 }
@@ -94,11 +97,12 @@ impl Sounds {
     /// # Errors
     /// If there are none, one of them is not there, or a line is no such JSON object; the text names the path.
     pub fn open(path: &str) -> Result<Sounds, String> {
+        let storage = Storage::default();
         let is_manifest = [".json", ".jsonl"].iter().any(|ending| path.ends_with(ending));
         let sounds = if is_manifest {
-            lines(Path::new(path))?
+            lines(&storage, Path::new(path))?
         } else {
-            let found = recordings(&[path.to_owned()]).map_err(|error| error.to_string())?;
+            let found = recordings(&storage, &[path.to_owned()]).map_err(|error| error.to_string())?;
             let sounds = found.into_iter().map(|recording| Sound::new(recording.path, None));
             sounds.collect::<Result<_, _>>()?
         };
@@ -106,6 +110,7 @@ impl Sounds {
             return Err(format!("{path} has no recordings"));
         }
         Ok(Sounds {
+            storage,
             sounds,
             cache: Mutex::default(),
             fit_in_cache: OnceLock::new(),
@@ -156,8 +161,10 @@ impl Sounds {
         }
         let sound = &self.sounds[number];
         let samples: Arc<[f32]> = match sound.part {
-            None => decode(&read_file(&sound.path)?, LONGEST_SECONDS)?.into(),
-            Some((start, seconds)) => decode_row(&sound.path, None, start, seconds, LONGEST_SECONDS)?.into(),
+            None => decode(&read_file(&self.storage, &sound.path)?, LONGEST_SECONDS)?.into(),
+            Some((start, seconds)) => {
+                decode_row(&self.storage, &sound.path, None, start, seconds, LONGEST_SECONDS)?.into()
+            }
         };
         if samples.is_empty() {
             return Err(AudioError::Decode("no frames".into()));
@@ -175,7 +182,7 @@ impl Sounds {
     pub fn piece(&self, number: usize, length: usize, unit: f64) -> Result<Piece, AudioError> {
         let sound = &self.sounds[number];
         let rate = f64::from(SAMPLE_RATE);
-        let all = (sound.seconds().unwrap_or(0.0) * rate).floor();
+        let all = (sound.seconds(&self.storage).unwrap_or(0.0) * rate).floor();
         // A long recording is not decoded for a short piece, unless its samples stay for the pieces to come.
         if all > 4.0 * length as f64 && all.is_finite() {
             let first = ((all - length as f64 + 1.0) * unit) as usize;
@@ -204,7 +211,14 @@ impl Sounds {
         let sound = &self.sounds[number];
         let rate = f64::from(SAMPLE_RATE);
         let start = sound.part.map_or(0.0, |(start, _)| start) + first as f64 / rate;
-        let decoded = decode_row(&sound.path, None, start, length as f64 / rate, LONGEST_SECONDS)?;
+        let decoded = decode_row(
+            &self.storage,
+            &sound.path,
+            None,
+            start,
+            length as f64 / rate,
+            LONGEST_SECONDS,
+        )?;
         Ok(Piece {
             range: 0..decoded.len(),
             samples: decoded.into(),
@@ -215,7 +229,7 @@ impl Sounds {
     fn fit(&self, most_samples: usize) -> bool {
         let mut left = most_samples as f64 / f64::from(SAMPLE_RATE);
         self.sounds.iter().all(|sound| {
-            left -= sound.seconds().unwrap_or(f64::INFINITY);
+            left -= sound.seconds(&self.storage).unwrap_or(f64::INFINITY);
             left >= 0.0
         })
     }
@@ -240,8 +254,8 @@ impl Cache {
     }
 }
 
-fn lines(manifest: &Path) -> Result<Vec<Sound>, String> {
-    let bytes = read_file(manifest).map_err(|error| error.to_string())?;
+fn lines(storage: &Storage, manifest: &Path) -> Result<Vec<Sound>, String> {
+    let bytes = read_file(storage, manifest).map_err(|error| error.to_string())?;
     let text = String::from_utf8(bytes).map_err(|error| format!("{}: {error}", manifest.display()))?;
     let folder = manifest.parent().unwrap_or(Path::new(""));
     let mut sounds = Vec::new();

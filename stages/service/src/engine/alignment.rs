@@ -71,7 +71,7 @@ fn align(
         false => EngineError::Cancelled,
     };
     let max_duration = shared.settings.max_duration;
-    let recording = StreamedRecording::new(&request.audio, Channels::Mix);
+    let recording = StreamedRecording::new(&shared.storage, &request.audio, Channels::Mix);
     let mut first = recognizer.first_pass(&shared.recognition);
     let extent = recording.first_pass(max_duration, OnDamage::Keep, &mut |block| {
         first.feed(block)?;

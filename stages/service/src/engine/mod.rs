@@ -30,6 +30,7 @@ use flow_speakers::clustering::Clusters;
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers, OnlineDiarizer, OnlineSettings};
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_speakers::stages::known;
+use flow_storage::Storage;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::Heard;
 use flow_transcription::text_style::{Tables, TextStyle};
@@ -161,6 +162,7 @@ impl Engine {
         let engine = Engine {
             inner: Arc::new(Inner {
                 shared: Arc::new(Shared {
+                    storage: Storage::default(),
                     recognition: settings.recognition(),
                     tables,
                     models: Models::new(&settings, Arc::clone(&observer))?,
@@ -274,8 +276,8 @@ impl Engine {
             return Err(EngineError::Cancelled);
         }
         let found = guarded(|| {
-            let decoded =
-                samples(recording, LONGEST_REFERENCE).map_err(|error| EngineError::Failed(named(error.to_string())))?;
+            let decoded = samples(&shared.storage, recording, LONGEST_REFERENCE)
+                .map_err(|error| EngineError::Failed(named(error.to_string())))?;
             let decoded = decoded.map_err(|refusal| wrong(refusal.reason, refusal.detail))?;
             let voice = diarizer.voice(&decoded, is_cancelled);
             voice.map_err(|error| wrong("no_voice", format!("{name}: {error}")))
@@ -431,6 +433,6 @@ fn known_speakers(
     let (Some(path), Some(diarizer)) = (&settings.known_speakers, diarizer) else {
         return Ok(None);
     };
-    let known = known::load(path, settings.known_threshold, diarizer, &|| false);
+    let known = known::load(&Storage::default(), path, settings.known_threshold, diarizer, &|| false);
     known.map_err(|error| EngineError::setting("known_speakers", error.to_string()))
 }

@@ -165,11 +165,13 @@ fn prepare(shared: &Shared, work: &Arc<Work>, for_short: bool) -> Result<Prepare
     let Some(model) = work.model() else {
         return Ok(Prepared::Done);
     };
-    if for_short && stated_seconds(work.path(), None).is_some_and(|seconds| seconds > SHORT_SECONDS as f64) {
+    if for_short
+        && stated_seconds(&shared.storage, work.path(), None).is_some_and(|seconds| seconds > SHORT_SECONDS as f64)
+    {
         return Ok(Prepared::IsLong);
     }
     work.begin();
-    let recording = StreamedRecording::new(work.path(), work.channels());
+    let recording = StreamedRecording::new(&shared.storage, work.path(), work.channels());
     // What takes no minute is done again.
     let earlier = if for_short {
         Earlier::default()
@@ -259,12 +261,12 @@ fn diarize(shared: &Shared, work: &Work, kept: Option<Vec<f32>>) -> Result<(), E
     let (samples, _alone) = match kept {
         Some(kept) => (kept, None),
         None => {
-            let Ok(alone) = lock_if_long(work.path(), &|| work.has_ended() || work.is_late()) else {
+            let Ok(alone) = lock_if_long(&shared.storage, work.path(), &|| work.has_ended() || work.is_late()) else {
                 work.fail_if_late();
                 return Ok(());
             };
             let max_duration = shared.settings.max_duration;
-            let found = samples_or_damage(work.path(), max_duration, OnDamage::Keep, None);
+            let found = samples_or_damage(&shared.storage, work.path(), max_duration, OnDamage::Keep, None);
             let found = found.map_err(|error| EngineError::Failed(named(work.file(), &error.to_string())))?;
             (
                 found

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use flow_speakers::diarizer::{Diarizer, KnownSpeakers};
+use flow_storage::Storage;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::RecognitionSettings;
 use flow_transcription::text_style::{Tables, TextStyle};
@@ -19,6 +20,8 @@ use super::{EngineError, EngineSettings, Observer};
 const MOST_RETRY_AFTER: f64 = 60.0;
 
 pub(crate) struct Shared {
+    /// Without credentials: uploads are files of this machine.
+    pub storage: Storage,
     pub settings: EngineSettings,
     pub recognition: RecognitionSettings,
     pub tables: Tables,

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 use flow_audio::recording_reader::channel_count;
+use flow_storage::Storage;
 use flow_transcription::tokens::Token;
 use flow_transcription::{Segment, Transcript};
 use futures::future::try_join_all;
@@ -72,8 +73,9 @@ pub async fn submit(
             _audio: None,
         });
     }
+    // An upload: a file of this machine.
     let path = audio.to_path_buf();
-    let counted = tokio::task::spawn_blocking(move || channel_count(&path, None, None)).await;
+    let counted = tokio::task::spawn_blocking(move || channel_count(&Storage::default(), &path, None, None)).await;
     // One that cannot be opened is refused by the engine, which says why.
     let count = counted.ok().flatten().unwrap_or(1);
     // More than the queue has places for would never be taken.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
+use flow_storage::Storage;
 use futures::future::{Either, select};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -105,7 +106,7 @@ impl Server {
     ///
     /// # Errors
     /// If a setting is wrong, a file that it names cannot be used, or the address is not free.
-    pub fn bind(settings: ServeSettings, version: &str, log: Log) -> Result<Self, ServeError> {
+    pub fn bind(storage: &Storage, settings: ServeSettings, version: &str, log: Log) -> Result<Self, ServeError> {
         let settings = settings.checked()?;
         let http = &settings.http;
         let tls = match (&http.tls_cert, &http.tls_key) {
@@ -116,7 +117,7 @@ impl Server {
         let wyoming = http.wyoming.as_deref().map(listening).transpose()?;
         Ok(Self {
             wyoming: wyoming.map(|(listener, _)| listener),
-            service: Service::new(settings, address, version, log)?,
+            service: Service::new(storage, settings, address, version, log)?,
             tls,
             listener,
             address,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
+use flow_storage::Storage;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -39,7 +40,13 @@ impl Service {
     ///
     /// # Errors
     /// If a setting is wrong, or a file or folder that it names cannot be used.
-    pub fn new(settings: ServeSettings, address: SocketAddr, version: &str, log: Log) -> Result<Self, ServeError> {
+    pub fn new(
+        storage: &Storage,
+        settings: ServeSettings,
+        address: SocketAddr,
+        version: &str,
+        log: Log,
+    ) -> Result<Self, ServeError> {
         let ServeSettings {
             engine,
             http,
@@ -50,7 +57,7 @@ impl Service {
         let folder = http.upload_folder.clone().unwrap_or_else(std::env::temp_dir);
         let uploads = TempFolder::new(&folder, http.max_upload_space);
         let folder = uploads.map_err(|error| ServeError::Uploads { folder, error })?;
-        let jobs = Jobs::open(&jobs, &log)?.map(Arc::new);
+        let jobs = Jobs::open(storage, &jobs, &log)?.map(Arc::new);
         let phase = watch::Sender::new(Phase::Running);
         let app: App = Arc::new(Shared {
             callers: Callers::new(keys.is_open(), address, &http.allowed_hosts, &http.cors),

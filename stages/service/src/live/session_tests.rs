@@ -686,7 +686,9 @@ fn live_text_has_few_more_errors_than_that_of_a_file() {
     for line in std::fs::read_to_string(manifest).unwrap().lines() {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
         let path = row["audio_filepath"].as_str().unwrap();
-        let recorded = flow_audio::samples::samples(Path::new(path), 3600.0).unwrap().unwrap();
+        let recorded = flow_audio::samples::samples(&flow_storage::Storage::default(), Path::new(path), 3600.0)
+            .unwrap()
+            .unwrap();
         let silence = vec![0.0; 16_000];
         let samples = [&silence[..], &recorded, &silence].concat();
         let live = |interval: f64, again: bool| {

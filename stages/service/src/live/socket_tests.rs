@@ -759,7 +759,9 @@ fn a_cache_aware_model_hears_what_is_spoken() {
     let place = std::env::current_exe().unwrap().with_file_name("golden-socket");
     let path = flow_nn::testing::unpacked_copy(&path, &place).unwrap();
     let audio = root().join("tests/data/golden/streaming/audio/eval0_en-gb.wav");
-    let speech = flow_audio::samples::samples(&audio, 100.0).unwrap().unwrap();
+    let speech = flow_audio::samples::samples(&flow_storage::Storage::default(), &audio, 100.0)
+        .unwrap()
+        .unwrap();
     let recognizer = Recognizer::load(&path, DType::F32, &Device::Cpu).unwrap();
     let context = recognizer.context_for(Some(0.2)).unwrap();
     // A committed turn is whole frames of voice activity.

@@ -22,7 +22,8 @@ pub fn recording(name: &str) -> Vec<f32> {
     let listing = flow_audio::tar::list(&mut file, length).unwrap();
     let members = listing.last_of_each_name();
     let member = members.iter().find(|member| member.name.ends_with(name)).unwrap();
-    let bytes = flow_audio::decode::read_range(&tar, member.offset, member.size).unwrap();
+    let bytes =
+        flow_audio::decode::read_range(&flow_storage::Storage::default(), &tar, member.offset, member.size).unwrap();
     flow_audio::decode::decode(&bytes, 100.0).unwrap()
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use flow_service::http::ServeSettings;
+use flow_storage::Storage;
 use serde_json::Value;
 
 use crate::service::{Answer, PATIENCE, Service, content_type, form, long_recording, recording, settings, wait};
@@ -211,7 +212,7 @@ fn jobs_outlive_the_service_and_are_cancelled() {
     assert_eq!(state(&service, &long), "running");
     // A second service cannot have the same folder.
     let settings = with_jobs(folder.path());
-    let second_service = flow_service::http::Server::bind(settings, "1", Arc::new(|_: &str| {}));
+    let second_service = flow_service::http::Server::bind(&Storage::default(), settings, "1", Arc::new(|_: &str| {}));
     let error = second_service.err().unwrap().to_string();
     assert!(
         error.contains("`jobs.folder`") && error.contains("another service"),

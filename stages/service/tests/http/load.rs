@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use flow_service::http::{ServeError, ServeSettings, Server};
+use flow_storage::Storage;
 
 use crate::service::{PATIENCE, Service, content_type, form, long_recording, recording, settings, wait};
 
@@ -165,7 +166,7 @@ fn a_model_that_cannot_be_loaded_ends_the_service() {
     let mut settings = settings();
     settings.http.upload_folder = Some(uploads.path().to_owned());
     settings.engine.models[0].path = uploads.path().join("no-model.nemo");
-    let server = Server::bind(settings, "1", Arc::new(|_| {})).unwrap();
+    let server = Server::bind(&Storage::default(), settings, "1", Arc::new(|_| {})).unwrap();
     let error = server.serve().unwrap_err();
     assert!(matches!(error, ServeError::Engine(_)), "{error}");
     assert!(error.to_string().contains("no-model.nemo"), "{error}");
@@ -173,7 +174,12 @@ fn a_model_that_cannot_be_loaded_ends_the_service() {
 
 #[test]
 fn settings_that_cannot_be_used_are_named() {
-    let told = |settings: ServeSettings| Server::bind(settings, "1", Arc::new(|_| {})).err().unwrap().to_string();
+    let told = |settings: ServeSettings| {
+        Server::bind(&Storage::default(), settings, "1", Arc::new(|_| {}))
+            .err()
+            .unwrap()
+            .to_string()
+    };
     let mut wrong = settings();
     wrong.http.upload_folder = Some("/nowhere/at/all".into());
     assert!(told(wrong).contains("/nowhere/at/all"));
@@ -186,8 +192,8 @@ fn settings_that_cannot_be_used_are_named() {
 
     let mut public = settings();
     public.http.listen = "0.0.0.0:0".to_owned();
-    let server = Server::bind(public, "1", Arc::new(|_| {})).unwrap();
+    let server = Server::bind(&Storage::default(), public, "1", Arc::new(|_| {})).unwrap();
     assert_eq!(server.warnings().len(), 2);
-    let local = Server::bind(settings(), "1", Arc::new(|_| {})).unwrap();
+    let local = Server::bind(&Storage::default(), settings(), "1", Arc::new(|_| {})).unwrap();
     assert_eq!(local.warnings(), Vec::<String>::new());
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use flow_service::engine::ModelSettings;
 use flow_service::http::{Log, ServeError, ServeSettings, Server, StopHandle};
+use flow_storage::Storage;
 use serde_json::Value;
 use tempfile::TempDir;
 use ureq::Agent;
@@ -126,7 +127,7 @@ impl Service {
     pub fn start_with_log(mut settings: ServeSettings, log: Log) -> Self {
         let uploads = TempDir::new().unwrap();
         settings.http.upload_folder = Some(uploads.path().to_owned());
-        let server = Server::bind(settings, "1.2.3", log).unwrap();
+        let server = Server::bind(&Storage::default(), settings, "1.2.3", log).unwrap();
         let service = Self {
             address: server.address(),
             wyoming: server.wyoming_address(),

@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use candle_core::{DType, Device};
 use flow_service::engine::{Engine, Finished, SpeakerRequest, TranscriptionRequest};
 use flow_service::http::ENDPOINTS;
+use flow_storage::Storage;
 use flow_transcription::alignment::AlignmentSettings;
 use flow_transcription::recognizer::Recognizer;
 use flow_transcription::transcribe::TranscribeSettings;
@@ -546,7 +547,9 @@ fn a_request_names_its_speakers_and_their_number() {
     let service = shared();
     let path = data("tests/data/golden/speakers/conv2.flac");
     let audio = std::fs::read(&path).unwrap();
-    let samples = flow_audio::samples::samples(&path, 600.0).unwrap().unwrap();
+    let samples = flow_audio::samples::samples(&Storage::default(), &path, 600.0)
+        .unwrap()
+        .unwrap();
     let with = |fields: &[(&str, &str)]| {
         let answer = service.transcribe(
             Some(&audio),

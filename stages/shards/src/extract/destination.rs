@@ -15,11 +15,11 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    pub fn open(path: &Path) -> Result<Self, AudioError> {
+    pub fn open(storage: &Storage, path: &Path) -> Result<Self, AudioError> {
         let failed = |error: flow_storage::StorageError| AudioError::write(path, error.into());
         match Location::of_path(path).map_err(failed)? {
             Location::Local(folder) => Target::open(&folder).map(Destination::Folder),
-            Location::Object(url) => Ok(Destination::Objects(ObjectTarget::new(Storage::global(), &url))),
+            Location::Object(url) => Ok(Destination::Objects(ObjectTarget::new(storage, &url))),
         }
     }
 

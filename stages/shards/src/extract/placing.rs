@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flow_kind::UNREADABLE;
 use flow_kind::store::{has_tombstone, is_fault_of_the_file};
-use flow_storage::{AskedRange, InputFile, is_file};
+use flow_storage::{AskedRange, InputFile, Storage, is_file};
 use rayon::prelude::*;
 
 use super::destination::Destination;
@@ -49,9 +49,13 @@ type Placed = Result<Kept, Refusal>;
 ///
 /// # Errors
 /// When storage does not say whether the tar is there.
-pub(super) fn point_into_tar(jobs: &[Job<'_>], shard: &Shard) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
+pub(super) fn point_into_tar(
+    storage: &Storage,
+    jobs: &[Job<'_>],
+    shard: &Shard,
+) -> Result<Vec<Result<Kept, Refusal>>, AudioError> {
     let tar = shard.tar();
-    let tar_stands = is_file(&tar).map_err(|source| AudioError::read(&tar, source))?;
+    let tar_stands = is_file(storage, &tar).map_err(|source| AudioError::read(&tar, source))?;
     let point = |job: &Job<'_>| {
         let (name, offset) = if job.member.in_tar {
             (format!("{}.tar", shard.shard_id), job.member.offset)
@@ -82,9 +86,9 @@ fn unreadable(error: AudioError) -> Result<Refusal, AudioError> {
 
 impl Place<'_> {
     /// Places all jobs, on the threads of the current pool. An error is one of the disk, not of a recording.
-    pub fn all(&self, jobs: &[Job<'_>]) -> Result<Vec<Placed>, AudioError> {
+    pub fn all(&self, storage: &Storage, jobs: &[Job<'_>]) -> Result<Vec<Placed>, AudioError> {
         let tar_path = self.shard.tar();
-        let tar = match InputFile::open(&tar_path) {
+        let tar = match InputFile::open(storage, &tar_path) {
             Ok(tar) => Ok(tar),
             // The tar was deleted after an extraction: recordings wanted then exist as files.
             Err(_) if has_tombstone(&tar_path) => {
@@ -101,12 +105,13 @@ impl Place<'_> {
                 Err(unreadable(AudioError::read(path, source))?)
             }
         };
-        self.all_of(jobs, &tar, &tar_path)
+        self.all_of(storage, jobs, &tar, &tar_path)
     }
 
     /// The same, with the tar, or why it cannot be read.
     fn all_of(
         &self,
+        storage: &Storage,
         jobs: &[Job<'_>],
         tar: &Result<InputFile, Refusal>,
         tar_path: &Path,
@@ -122,7 +127,9 @@ impl Place<'_> {
             needed.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
         )?;
         let one = |(job, needed): (&Job<'_>, &u64), tar: Result<&InputFile, &Refusal>| {
-            let placed = self.one(job, tar, tar_path).or_else(|error| unreadable(error).map(Err));
+            let placed = self
+                .one(storage, job, tar, tar_path)
+                .or_else(|error| unreadable(error).map(Err));
             room.used(*needed);
             match placed {
                 Err(error @ AudioError::UnsafePath { .. }) => Ok(Err(("unsafe_path".into(), error.to_string()))),
@@ -204,6 +211,7 @@ impl Place<'_> {
 
     fn one(
         &self,
+        storage: &Storage,
         job: &Job<'_>,
         tar: Result<&InputFile, &Refusal>,
         tar_path: &Path,
@@ -243,7 +251,8 @@ impl Place<'_> {
                     return Ok(Ok(kept(job.member.size, false)));
                 }
                 source_path = self.shard.folder.join(job.components.join("/"));
-                opened = InputFile::open(&source_path).map_err(|source| AudioError::read(&source_path, source))?;
+                opened =
+                    InputFile::open(storage, &source_path).map_err(|source| AudioError::read(&source_path, source))?;
                 Range {
                     file: &opened,
                     path: &source_path,
@@ -367,7 +376,7 @@ mod tests {
                 InputFile::Object(object) => Ok(InputFile::Object(object.clone())),
                 InputFile::Local(_) => panic!("no object"),
             };
-            place.all_of(jobs, &tar, &extraction.shard.tar())
+            place.all_of(&Storage::default(), jobs, &tar, &extraction.shard.tar())
         };
         assert!(matches!(place(&|| true, &jobs, &object), Err(AudioError::Stopped)));
         for fault in [Fault::Drop, Fault::Truncate, Fault::Status(503)] {
@@ -438,7 +447,8 @@ mod tests {
             };
             let place = extraction.place(&change);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-            let placed = pool.install(|| place.all_of(&jobs, &Ok(object), &extraction.shard.tar()));
+            let placed =
+                pool.install(|| place.all_of(&Storage::default(), &jobs, &Ok(object), &extraction.shard.tar()));
             match (is_removed, placed) {
                 (true, Err(error)) => assert!(error.to_string().contains("no such object"), "{error}"),
                 (true, Ok(_)) => panic!("a tar that is gone was read to its end"),

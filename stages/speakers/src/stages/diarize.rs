@@ -10,7 +10,7 @@ use flow_audio::samples::{OnDamage, RecordingSamples, Refusal, lock_if_long, sam
 use flow_hub::HubReference;
 use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Source,
-    SourcePartition, StageError, UrlUse,
+    SourcePartition, StageError, Storage, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -323,7 +323,7 @@ impl Diarizing {
     fn listed(&mut self) -> Result<Arc<Vec<Recording>>, StageError> {
         let listed = match self.listed.take() {
             Some(listed) => listed,
-            None => shared_recordings(&self.settings.input)?,
+            None => shared_recordings(&self.context.storage, &self.settings.input)?,
         };
         Ok(Arc::clone(self.listed.insert(listed)))
     }
@@ -354,7 +354,13 @@ impl Diarizing {
     fn known(&mut self, diarizer: &Arc<LoadedDiarizer>) -> Result<Option<Arc<KnownSpeakers>>, StageError> {
         if let (None, Some(path)) = (&self.known, self.settings.known()) {
             let gives_up = self.context.gives_up();
-            let known = shared_known(path, self.settings.known_threshold, diarizer, &gives_up)?;
+            let known = shared_known(
+                &self.context.storage,
+                path,
+                self.settings.known_threshold,
+                diarizer,
+                &gives_up,
+            )?;
             self.known = Some(known.ok_or_else(stopped)?);
         }
         Ok(self.known.clone())
@@ -367,10 +373,14 @@ impl Source for Diarizing {
         let mut known = Vec::new();
         if let Some(path) = self.settings.known() {
             known.push(path.clone());
-            known.extend(known::read(path)?.into_iter().filter_map(|(_, voice)| match voice {
-                Voice::Recording(recording) => Some(recording),
-                Voice::Embedding(_) => None,
-            }));
+            known.extend(
+                known::read(&self.context.storage, path)?
+                    .into_iter()
+                    .filter_map(|(_, voice)| match voice {
+                        Voice::Recording(recording) => Some(recording),
+                        Voice::Embedding(_) => None,
+                    }),
+            );
         }
         let model = self
             .pipeline(true)?
@@ -399,13 +409,14 @@ impl Source for Diarizing {
             Err(_) => return Err(StageError::failed(format!("there is no recording `{partition}`"))),
         };
         let gives_up = self.context.gives_up();
-        let Ok(_alone) = lock_if_long(&recording.path, &gives_up) else {
+        let Ok(_alone) = lock_if_long(&self.context.storage, &recording.path, &gives_up) else {
             return Err(stopped());
         };
         if gives_up() {
             return Err(stopped());
         }
         let found = samples_or_damage(
+            &self.context.storage,
             &recording.path,
             self.settings.max_duration,
             self.settings.on_damage,
@@ -472,6 +483,7 @@ impl Source for Diarizing {
 /// The known speakers of a file, which all workers of a run share: the first that needs them computes their embeddings.
 /// None if `cancelled`.
 fn shared_known(
+    storage: &Storage,
     path: &Path,
     threshold: f64,
     diarizer: &Arc<LoadedDiarizer>,
@@ -487,7 +499,7 @@ fn shared_known(
     if let Some(known) = shared.iter().find(same).and_then(|(.., known)| known.upgrade()) {
         return Ok(Some(known));
     }
-    let Some(known) = known::load(path, threshold, &diarizer.diarizer, cancelled)? else {
+    let Some(known) = known::load(storage, path, threshold, &diarizer.diarizer, cancelled)? else {
         return Ok(None);
     };
     let known = Arc::new(known);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use flow_audio::samples::samples;
-use flow_kind::{StageError, read_regular_file};
+use flow_kind::{StageError, Storage, read_regular_file};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -59,8 +59,8 @@ fn wrong(path: &Path, why: impl std::fmt::Display) -> StageError {
 ///
 /// # Errors
 /// What is wrong with the file or a name, as a mistake in the setting `known_speakers`.
-pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
-    let bytes = read_regular_file(path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
+pub fn read(storage: &Storage, path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
+    let bytes = read_regular_file(storage, path).map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
     let json = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&bytes);
     let Members(mut voices) = serde_json::from_slice(json).map_err(|error| {
         let why =
@@ -107,13 +107,14 @@ pub fn read(path: &Path) -> Result<Vec<(String, Voice)>, StageError> {
 /// # Errors
 /// When a recording cannot be decoded or has no speech.
 pub fn load(
+    storage: &Storage,
     path: &Path,
     threshold: f64,
     diarizer: &Diarizer,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<KnownSpeakers>, StageError> {
     let mut known = Vec::new();
-    for (name, voice) in read(path)? {
+    for (name, voice) in read(storage, path)? {
         let embedding = match voice {
             Voice::Embedding(values) if values.len() != diarizer.dimension() => {
                 let why = format!(
@@ -125,7 +126,7 @@ pub fn load(
             }
             Voice::Embedding(values) => values,
             Voice::Recording(recording) => {
-                let decoded = samples(&recording, LONGEST)?.map_err(|refusal| match refusal.reason {
+                let decoded = samples(storage, &recording, LONGEST)?.map_err(|refusal| match refusal.reason {
                     "too_long" => {
                         let why = format!(
                             "the recording of {name}, {}, is longer than {LONGEST} s",
@@ -160,7 +161,7 @@ mod tests {
         let path = folder.path().join("known.json");
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            read(&path)
+            read(&Storage::default(), &path)
         };
         std::fs::write(folder.path().join("ann.wav"), b"x").unwrap();
         let text = r#"{"Ann Lee": "ann.wav", "Bob": [0.5, -1]}"#;

@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use flow_kind::output_files::{self, OutputFile};
 use flow_kind::{
     Artifact, Body, ColumnType, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Progress,
-    Shape, StageError, UrlUse,
+    Shape, StageError, Storage, UrlUse,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -120,6 +120,7 @@ impl Kind for Write {
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Writer {
             settings: settings.clone(),
+            storage: context.storage.clone(),
             scratch: context.scratch.clone(),
             waiting: HashMap::new(),
         })))
@@ -131,10 +132,11 @@ impl Kind for Write {
 
     fn missing_outputs(
         settings: &WriteSettings,
+        storage: &Storage,
         committed: &Artifact,
         threads: usize,
     ) -> Result<BTreeMap<Partition, String>, StageError> {
-        output_files::missing(&settings.keep, committed, &settings.out, threads)
+        output_files::missing(storage, &settings.keep, committed, &settings.out, threads)
     }
 }
 
@@ -149,6 +151,7 @@ struct Waiting {
 
 struct Writer {
     settings: WriteSettings,
+    storage: Storage,
     scratch: PathBuf,
     waiting: HashMap<Partition, Waiting>,
 }
@@ -184,7 +187,10 @@ impl Operator for Writer {
             });
         }
         let WriteSettings { out: folder, keep, .. } = &self.settings;
-        out.send(0, output_files::write(keep, &files, folder, &self.scratch)?);
+        out.send(
+            0,
+            output_files::write(&self.storage, keep, &files, folder, &self.scratch)?,
+        );
         Ok(Progress::Done)
     }
 }

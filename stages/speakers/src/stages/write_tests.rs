@@ -1,3 +1,4 @@
+use flow_kind::Storage;
 use flow_kind::output_files::missing;
 use flow_runtime::harness::{Harness, Output};
 
@@ -109,7 +110,7 @@ fn each_recording_gets_a_file_of_each_format() {
     assert_eq!(files.num_rows(), 2);
     let committed = Artifact::in_memory(files.schema(), vec![(Partition::new("talks/a"), vec![files])]).unwrap();
     let look = || {
-        missing(&BTreeSet::new(), &committed, &out, 1)
+        missing(&Storage::default(), &BTreeSet::new(), &committed, &out, 1)
             .unwrap()
             .into_values()
             .next()

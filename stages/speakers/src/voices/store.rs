@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use flow_kind::store::{Lock, StoreError};
-use flow_kind::{Digest, read_regular_file};
+use flow_kind::{Digest, read_local_file};
 use serde::{Deserialize, Serialize};
 
 use super::VoiceId;
@@ -98,7 +98,7 @@ impl VoiceStore {
     /// If there is none, or a line of its log is damaged.
     pub fn open(folder: &Path) -> Result<Self, VoiceStoreError> {
         let path = folder.join(LOG);
-        match read_regular_file(&path) {
+        match read_local_file(&path) {
             Ok(bytes) => Self::read(path, &bytes, None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(VoiceStoreError::Missing {
                 folder: folder.to_owned(),
@@ -115,7 +115,7 @@ impl VoiceStore {
         fs::create_dir_all(folder).map_err(|source| failed("make the folder", folder, source))?;
         let lock = Lock::take(&folder.join(LOCK), "the store of voices", "flow speakers")?;
         let path = folder.join(LOG);
-        match read_regular_file(&path) {
+        match read_local_file(&path) {
             Ok(bytes) => Self::read(path, &bytes, Some(lock)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Self::read(path, &[], Some(lock)),
             Err(source) => Err(failed("read", &path, source)),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use flow_evaluation::transcribe::{Recognize, Recognized, recognize};
 use flow_evaluation::validation::ValidationMetrics;
 use flow_model::model::{MicroBatch, TdtModel};
+use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::session::{Evaluate, Session};
 use flow_training::settings::{Precision, TrainSettings};
@@ -71,7 +72,8 @@ fn an_evaluation_on_several_ranks_gives_the_numbers_of_one() {
         let evaluated = of("evaluated", 2).into();
         let evaluate = Some(evaluation(&found));
         let mut session =
-            Session::begin_distributed(&evaluated, None, evaluate, Box::new(|_| {}), group).expect("training begins");
+            Session::begin_distributed(&Storage::default(), &evaluated, None, evaluate, Box::new(|_| {}), group)
+                .expect("training begins");
         for step in 0..5 {
             session.step(&micro_batches(step), PLANNED).expect("a step");
         }
@@ -103,8 +105,15 @@ fn a_rank_that_cannot_evaluate_is_named() {
         };
         let spread = (count > 1).then(|| processes(count));
         let group = spread.as_ref().map(|(first, _)| process_group(first));
-        let mut session = Session::begin_distributed(&settings.into(), None, Some(evaluate), Box::new(|_| {}), group)
-            .expect("training begins");
+        let mut session = Session::begin_distributed(
+            &Storage::default(),
+            &settings.into(),
+            None,
+            Some(evaluate),
+            Box::new(|_| {}),
+            group,
+        )
+        .expect("training begins");
         match session.step(&micro_batches(0), PLANNED) {
             Err(TrainingError::Rank { rank, message }) => {
                 assert!(rank == bad && message.contains("token lists"), "{rank}: {message}");
@@ -144,6 +153,7 @@ fn a_process_that_is_lost_in_an_evaluation_is_named() {
             ..settings(&folder.path().join(number.to_string()), 4)
         };
         let mut session = Session::begin_distributed(
+            &Storage::default(),
             &settings.into(),
             None,
             Some(evaluate),

@@ -15,6 +15,7 @@ use flow_kind::processes::Processes;
 use flow_model::Gradients;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_runtime::harness::joined_processes;
+use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::average::MovingAverage;
 use flow_training::optimizer::AdamW;
@@ -86,7 +87,14 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
 }
 
 fn session(settings: &TrainSettings) -> Session {
-    Session::begin(&settings.clone().into(), None, None, Box::new(|_| {})).expect("training begins")
+    Session::begin(
+        &Storage::default(),
+        &settings.clone().into(),
+        None,
+        None,
+        Box::new(|_| {}),
+    )
+    .expect("training begins")
 }
 
 fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> Session {
@@ -226,8 +234,15 @@ fn ranks_skip_a_step_of_which_nothing_came_together() {
         };
         let spread = (number == 2).then(|| processes(2));
         let group = spread.as_ref().map(|(first, _)| process_group(first));
-        let mut session = Session::begin_distributed(&settings.clone().into(), None, None, Box::new(|_| {}), group)
-            .expect("training begins");
+        let mut session = Session::begin_distributed(
+            &Storage::default(),
+            &settings.clone().into(),
+            None,
+            None,
+            Box::new(|_| {}),
+            group,
+        )
+        .expect("training begins");
         for step in 0..5 {
             let report = session.step(&of(step), PLANNED).expect("a step");
             assert_eq!(report.skipped.is_some(), matches!(step, 1 | 2), "step {step}");
@@ -513,7 +528,7 @@ fn a_device_that_cannot_be_had_is_refused() {
     assert!(refused("cuda:0", 2).contains("a device each"));
     // Settings for a GPU are right wherever they are looked at; only a run needs a program that was built for it.
     resolved(on("cuda", 1)).validate().expect("settings for a GPU");
-    let ready = TrainingTrain::ready(&on("cuda", 1));
+    let ready = TrainingTrain::ready(&on("cuda", 1), &Storage::default());
     if cfg!(feature = "cuda") {
         ready.expect("a program that was built for it");
     } else {
@@ -548,6 +563,7 @@ fn process_group(processes: &Arc<Processes>) -> ProcessGroup<'_> {
 
 fn train_distributed(settings: &TrainSettings, processes: &Arc<Processes>, steps: std::ops::Range<u64>) -> Session {
     let mut session = Session::begin_distributed(
+        &Storage::default(),
         &settings.clone().into(),
         None,
         None,
@@ -643,9 +659,15 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
         rank_bytes: Some(1 << 50),
         ..process_group(&first)
     };
-    let mut session =
-        Session::begin_distributed(&settings.clone().into(), None, None, Box::new(|_| {}), Some(too_much))
-            .expect("a session");
+    let mut session = Session::begin_distributed(
+        &Storage::default(),
+        &settings.clone().into(),
+        None,
+        None,
+        Box::new(|_| {}),
+        Some(too_much),
+    )
+    .expect("a session");
     match session.step(&micro_batches(4), PLANNED) {
         Err(TrainingError::Rank { rank: 2, message }) => {
             assert!(
@@ -658,7 +680,14 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
     drop(session);
     let (first, _others) = processes(2);
     let odd = TrainSettings { ranks: 3, ..settings };
-    match Session::begin_distributed(&odd.into(), None, None, Box::new(|_| {}), Some(process_group(&first))) {
+    match Session::begin_distributed(
+        &Storage::default(),
+        &odd.into(),
+        None,
+        None,
+        Box::new(|_| {}),
+        Some(process_group(&first)),
+    ) {
         Err(TrainingError::Setting { path, message }) => {
             assert!(
                 path == "ranks" && message.contains("evenly over 2 processes"),

@@ -3,6 +3,7 @@
 use flow_sampling::SamplingRecord;
 use flow_sampling::load::loaded_schema;
 use flow_sampling::plan::{Balance, Packing};
+use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::checkpoint;
 use flow_training::long_texts::OverLimit;
@@ -18,7 +19,11 @@ fn changed_settings_are_refused_continued_or_restarted() {
     let folder = tempfile::tempdir().expect("folder");
     let before = settings(folder.path(), 8);
     train(&before, 0..4);
-    let refusal = |settings: &TrainSettings, data: &str| match find_start(&settings.clone().into(), Some(data)) {
+    let refusal = |settings: &TrainSettings, data: &str| match find_start(
+        &Storage::default(),
+        &settings.clone().into(),
+        Some(data),
+    ) {
         Err(TrainingError::Refused { message, .. }) => message,
         other => panic!("not refused: {other:?}"),
     };
@@ -32,7 +37,7 @@ fn changed_settings_are_refused_continued_or_restarted() {
         ..before.clone()
     };
     assert_eq!(
-        find_start(&live.clone().into(), Some("data"))
+        find_start(&Storage::default(), &live.clone().into(), Some("data"))
             .expect("no change")
             .step(),
         4
@@ -69,7 +74,7 @@ fn changed_settings_are_refused_continued_or_restarted() {
         on_change: OnChange::Continue,
         ..changed.clone()
     };
-    match find_start(&onwards.clone().into(), Some("other data")).expect("continued") {
+    match find_start(&Storage::default(), &onwards.clone().into(), Some("other data")).expect("continued") {
         Start::Resume {
             checkpoint, changes, ..
         } => assert_eq!((checkpoint.step, changes.len()), (4, 2)),
@@ -99,25 +104,32 @@ fn changed_settings_are_refused_continued_or_restarted() {
 fn changed_settings_are_refused_without_the_inputs() {
     let folder = tempfile::tempdir().expect("folder");
     let before = settings(folder.path(), 8);
-    check_changes(&before).expect("no checkpoint yet");
+    check_changes(&Storage::default(), &before).expect("no checkpoint yet");
     train(&before, 0..4);
-    check_changes(&before).expect("no change");
-    check_changes(&TrainSettings {
-        max_steps: 9,
-        ..before.clone()
-    })
+    check_changes(&Storage::default(), &before).expect("no change");
+    check_changes(
+        &Storage::default(),
+        &TrainSettings {
+            max_steps: 9,
+            ..before.clone()
+        },
+    )
     .expect("more steps");
     let changed = TrainSettings {
         phase2_lr: 5e-3,
         ..before.clone()
     };
-    let said = check_changes(&changed).expect_err("refused").to_string();
+    let said = check_changes(&Storage::default(), &changed)
+        .expect_err("refused")
+        .to_string();
     assert!(said.contains("phase2_lr: 0.002 in the checkpoint, 0.005 now"), "{said}");
     let cut = TrainSettings {
         long_texts: OverLimit::Truncate,
         ..before.clone()
     };
-    let said = check_changes(&cut).expect_err("refused").to_string();
+    let said = check_changes(&Storage::default(), &cut)
+        .expect_err("refused")
+        .to_string();
     assert!(
         said.contains("long_texts: \"reject\" in the checkpoint, null now"),
         "{said}"
@@ -138,8 +150,16 @@ fn changed_settings_are_refused_without_the_inputs() {
             on_change,
             ..settings.clone()
         };
-        assert_eq!(check_changes(&with(&changed)).is_ok(), rate, "{on_change:?}");
-        assert_eq!(check_changes(&with(&wider)).is_ok(), model, "{on_change:?}");
+        assert_eq!(
+            check_changes(&Storage::default(), &with(&changed)).is_ok(),
+            rate,
+            "{on_change:?}"
+        );
+        assert_eq!(
+            check_changes(&Storage::default(), &with(&wider)).is_ok(),
+            model,
+            "{on_change:?}"
+        );
     }
 }
 
@@ -161,16 +181,22 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
     let schema = sampling.written_to(&loaded_schema()).expect("a schema");
     let before = ResolvedSettings::new(plain, &schema).expect("settings");
     assert_eq!(before.sampling.as_ref(), Some(&sampling));
-    let mut session = Session::begin(&before, Some("data"), None, Box::new(|_| {})).expect("a session");
+    let mut session =
+        Session::begin(&Storage::default(), &before, Some("data"), None, Box::new(|_| {})).expect("a session");
     session.step(&micro_batches(0), 2).expect("a step");
     session.checkpoint().expect("a checkpoint");
     drop(session);
-    assert_eq!(find_start(&before, Some("data")).expect("no change").step(), 1);
+    assert_eq!(
+        find_start(&Storage::default(), &before, Some("data"))
+            .expect("no change")
+            .step(),
+        1
+    );
     type Change = dyn Fn(&mut SamplingRecord);
     let refusal = |change: &Change| {
         let mut now = before.clone();
         change(now.sampling.as_mut().expect("a record"));
-        match find_start(&now, Some("data")) {
+        match find_start(&Storage::default(), &now, Some("data")) {
             Err(TrainingError::Refused { message, .. }) => message,
             other => panic!("not refused: {other:?}"),
         }
@@ -204,7 +230,12 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
             // Without a curriculum they decide nothing.
             let mut now = before.clone();
             change(now.sampling.as_mut().expect("a record"));
-            assert_eq!(find_start(&now, Some("data")).expect("no change").step(), 1);
+            assert_eq!(
+                find_start(&Storage::default(), &now, Some("data"))
+                    .expect("no change")
+                    .step(),
+                1
+            );
         } else {
             let said = refusal(change);
             assert!(said.contains(named), "{said}");

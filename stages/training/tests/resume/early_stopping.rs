@@ -7,6 +7,7 @@ use flow_evaluation::validation::ValidationMetrics;
 use flow_evaluation::wer::Scores;
 use flow_model::model::TdtModel;
 use flow_nn::tensor_files::read_safetensors;
+use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::checkpoint;
 use flow_training::model_from::chosen;
@@ -43,7 +44,14 @@ fn train_beside(settings: &TrainSettings, from: u64, to: u64, protected: Option<
         })
     });
     let settings = ResolvedSettings::from(settings.clone());
-    let mut session = Session::begin(&settings, Some("data"), Some(evaluate), Box::new(|_| {})).expect("a session");
+    let mut session = Session::begin(
+        &Storage::default(),
+        &settings,
+        Some("data"),
+        Some(evaluate),
+        Box::new(|_| {}),
+    )
+    .expect("a session");
     if let Some(protected) = protected {
         let mut protected = protected.iter();
         session.protect(Box::new(move |_, _| {
@@ -95,7 +103,9 @@ fn training_ends_at_the_same_step_whether_or_not_it_was_interrupted() {
     }
     let over = |settings: TrainSettings| {
         let settings = ResolvedSettings::from(settings);
-        find_start(&settings, Some("data")).expect("a start").is_over(&settings)
+        find_start(&Storage::default(), &settings, Some("data"))
+            .expect("a start")
+            .is_over(&settings)
     };
     assert!(over(early(whole.path(), 4)));
     // More patience, and none of it at all: training goes on.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device};
 use flow_model::checkpoint::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_safetensors};
 use flow_model::model::TdtModel;
+use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::Session;
@@ -130,7 +131,13 @@ fn other_ways_to_train_an_adapter_learn_about_the_same() {
 }
 
 fn refused(settings: &TrainSettings) -> String {
-    let session = Session::begin(&settings.clone().into(), Some("data"), None, Box::new(|_| {}));
+    let session = Session::begin(
+        &Storage::default(),
+        &settings.clone().into(),
+        Some("data"),
+        None,
+        Box::new(|_| {}),
+    );
     match session {
         Err(TrainingError::Setting { path, message }) => format!("{path}: {message}"),
         Err(error) => error.to_string(),

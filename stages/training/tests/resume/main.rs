@@ -13,6 +13,7 @@ use flow_evaluation::wer::Scores;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_nn::tensor_files::read_safetensors;
 use flow_random::SplitMix64;
+use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::checkpoint;
 use flow_training::session::{LeftOut, Session};
@@ -76,7 +77,14 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
 }
 
 fn begin(settings: &TrainSettings) -> Session {
-    Session::begin(&settings.clone().into(), Some("data"), None, Box::new(|_| {})).expect("a session")
+    Session::begin(
+        &Storage::default(),
+        &settings.clone().into(),
+        Some("data"),
+        None,
+        Box::new(|_| {}),
+    )
+    .expect("a session")
 }
 
 fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> PathBuf {
@@ -213,7 +221,7 @@ fn every_flipped_bit_of_a_checkpoint_is_found() {
         let bit = random.below(bad.len() * 8);
         bad[bit / 8] ^= 1 << (bit % 8);
         std::fs::write(second.join(name), &bad).expect("damage");
-        match find_start(&settings.clone().into(), Some("data")).expect("a start") {
+        match find_start(&Storage::default(), &settings.clone().into(), Some("data")).expect("a start") {
             Start::Resume {
                 checkpoint, damaged, ..
             } => {
@@ -232,16 +240,17 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     let settings = settings(folder.path(), 8);
     let first = train(&settings, 0..2);
     let second = train(&settings, 2..4);
-    let passed_over = |what: &str| match find_start(&settings.clone().into(), Some("data")).expect("a start") {
-        Start::Resume {
-            checkpoint, damaged, ..
-        } => {
-            assert_eq!(checkpoint.path, first, "{what}: the damage was not noticed");
-            assert_eq!((damaged.len(), &damaged[0].folder), (1, &second));
-            assert!(damaged[0].message.contains(what), "{}", damaged[0].message);
-        }
-        other => panic!("{what}: {other:?}"),
-    };
+    let passed_over =
+        |what: &str| match find_start(&Storage::default(), &settings.clone().into(), Some("data")).expect("a start") {
+            Start::Resume {
+                checkpoint, damaged, ..
+            } => {
+                assert_eq!(checkpoint.path, first, "{what}: the damage was not noticed");
+                assert_eq!((damaged.len(), &damaged[0].folder), (1, &second));
+                assert!(damaged[0].message.contains(what), "{}", damaged[0].message);
+            }
+            other => panic!("{what}: {other:?}"),
+        };
     for name in [
         "model.safetensors",
         "optimizer.safetensors",
@@ -279,7 +288,13 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
     for checkpoint in [&first, &second] {
         std::fs::remove_file(checkpoint.join("model.safetensors")).expect("damage");
     }
-    match Session::begin(&settings.clone().into(), Some("data"), None, Box::new(|_| {})) {
+    match Session::begin(
+        &Storage::default(),
+        &settings.clone().into(),
+        Some("data"),
+        None,
+        Box::new(|_| {}),
+    ) {
         Err(TrainingError::Damaged { folder, .. }) => assert_eq!(folder, second),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("the damage was not noticed"),
@@ -313,7 +328,7 @@ fn all_files_of_a_checkpoint_have_the_mode_of_the_umask() {
         // Permissions do not bind this user.
         return;
     }
-    match find_start(&settings.clone().into(), Some("data")) {
+    match find_start(&Storage::default(), &settings.clone().into(), Some("data")) {
         Err(TrainingError::File { path: named, source }) => {
             assert_eq!(named, path);
             assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
@@ -346,8 +361,14 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
                 ..ValidationMetrics::default()
             })
         });
-        let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(evaluate), Box::new(|_| {}))
-            .expect("a session");
+        let mut session = Session::begin(
+            &Storage::default(),
+            &settings.clone().into(),
+            Some("data"),
+            Some(evaluate),
+            Box::new(|_| {}),
+        )
+        .expect("a session");
         for step in 0..10 {
             session.step(&micro_batches(step), 2).expect("a step");
         }
@@ -395,7 +416,13 @@ fn two_processes_cannot_train_into_one_folder() {
     let folder = tempfile::tempdir().expect("folder");
     let settings = settings(folder.path(), 8);
     let first = begin(&settings);
-    match Session::begin(&settings.clone().into(), None, None, Box::new(|_| {})) {
+    match Session::begin(
+        &Storage::default(),
+        &settings.clone().into(),
+        None,
+        None,
+        Box::new(|_| {}),
+    ) {
         Err(TrainingError::Locked { owner, .. }) => assert!(owner.contains(&std::process::id().to_string()), "{owner}"),
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("the lock was not noticed"),
@@ -611,8 +638,14 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
         // Twice from the beginning: what the first one wrote was kept by no checkpoint, or by one before the first step.
         for run in 0..if interrupted { 3 } else { 2 } {
             let score = Box::new(|_: &_, _: &mut Recognize<'_, TrainingError>| Ok(ValidationMetrics::default()));
-            let mut session = Session::begin(&settings.clone().into(), Some("data"), Some(score), Box::new(|_| {}))
-                .expect("a session");
+            let mut session = Session::begin(
+                &Storage::default(),
+                &settings.clone().into(),
+                Some("data"),
+                Some(score),
+                Box::new(|_| {}),
+            )
+            .expect("a session");
             if interrupted && run == 0 {
                 session.checkpoint().expect("a checkpoint");
                 continue;

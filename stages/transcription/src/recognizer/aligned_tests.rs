@@ -1,3 +1,4 @@
+use flow_storage::Storage;
 use serde_json::Value;
 
 use super::super::tests::{recognizer, settings, two};
@@ -74,7 +75,9 @@ fn words_are_where_they_were_heard() {
 fn the_case_of_a_text_is_that_of_the_model() {
     let recognizer = recognizer();
     let file = test_data::root().join("tests/data/golden/times/en.flac");
-    let samples = flow_audio::samples::samples(&file, 100.0).unwrap().unwrap();
+    let samples = flow_audio::samples::samples(&Storage::default(), &file, 100.0)
+        .unwrap()
+        .unwrap();
     let samples = &samples[..9 * SAMPLE_RATE as usize];
     let heard = recognizer.decode(&[samples]).unwrap().remove(0);
     let text = joined_text(&heard.words);
@@ -323,7 +326,7 @@ fn the_words_of_a_part_of_a_recording_stay_together() {
 fn boundaries_are_near_those_that_are_known() {
     let name =
         std::env::var("FLOW_TEST_ALIGNMENT").expect("FLOW_TEST_ALIGNMENT names NAME.wav and NAME.json without endings");
-    let samples = flow_audio::samples::samples(format!("{name}.wav").as_ref(), 1e5)
+    let samples = flow_audio::samples::samples(&Storage::default(), format!("{name}.wav").as_ref(), 1e5)
         .unwrap()
         .unwrap();
     let known: Value = test_data::json(format!("{name}.json").as_ref());

@@ -1,6 +1,7 @@
 //! Languages that are asked for: nothing is written in another script, and what that does to errors.
 
 use flow_evaluation::wer::{EditCounts, character_edits, word_edits};
+use flow_storage::Storage;
 use flow_text::language_tag::same_language;
 
 use super::tests::recognizer;
@@ -38,7 +39,7 @@ fn is_foreign(word: &str, language: &str) -> bool {
 #[test]
 fn nothing_is_written_in_another_script_than_that_of_the_language() {
     let recognizer = recognizer();
-    let clips = test_data::corpus_samples(16);
+    let clips = test_data::corpus_samples(&Storage::default(), 16);
     let clips: Vec<&[f32]> = clips
         .iter()
         .map(Vec::as_slice)
@@ -70,7 +71,7 @@ fn nothing_is_written_in_another_script_than_that_of_the_language() {
 #[test]
 fn a_language_of_no_effect_changes_no_bit() {
     let recognizer = recognizer();
-    let clip = test_data::corpus_samples(40).remove(0);
+    let clip = test_data::corpus_samples(&Storage::default(), 40).remove(0);
     let all: Vec<String> = recognizer.languages();
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let plain = recognizer.decode(&[&clip]).unwrap();

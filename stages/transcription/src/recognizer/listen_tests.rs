@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
 use flow_nn::testing::unpacked_copy;
+use flow_storage::Storage;
 
 use super::*;
 use crate::test_data::{bundled_model, root};
@@ -28,7 +29,11 @@ fn waves() -> Vec<Vec<f32>> {
     paths.sort();
     paths
         .iter()
-        .map(|path| flow_audio::samples::samples(path, 100.0).unwrap().unwrap())
+        .map(|path| {
+            flow_audio::samples::samples(&Storage::default(), path, 100.0)
+                .unwrap()
+                .unwrap()
+        })
         .collect()
 }
 

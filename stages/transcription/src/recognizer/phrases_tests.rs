@@ -3,6 +3,7 @@
 use candle_core::{DType, Device};
 use flow_model::decoding::DecodingSettings;
 use flow_speakers::silero::SAMPLE_RATE;
+use flow_storage::Storage;
 
 use super::tests::settings;
 use super::*;
@@ -14,7 +15,9 @@ const PHRASES: [&str; 3] = ["north", "garden", "teacher"];
 /// Two parts of a recording with five seconds of noise between them, and where the noise is.
 fn with_noise(amplitude: f32) -> (Vec<f32>, Range<f64>) {
     let file = test_data::root().join("tests/data/golden/times/en.flac");
-    let recording = flow_audio::samples::samples(&file, 100.0).unwrap().unwrap();
+    let recording = flow_audio::samples::samples(&Storage::default(), &file, 100.0)
+        .unwrap()
+        .unwrap();
     let seconds = |seconds: f64| (seconds * f64::from(SAMPLE_RATE)) as usize;
     // Between two sentences.
     let (first, second) = recording[..seconds(9.0)].split_at(seconds(4.8));

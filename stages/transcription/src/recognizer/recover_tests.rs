@@ -2,6 +2,7 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
+use flow_storage::Storage;
 
 use super::super::tests::{recognizer, settings, two};
 use super::*;
@@ -289,7 +290,7 @@ fn table(surely: bool) {
             "{found} of {least}, {too_many}"
         );
     };
-    let mut recordings = test_data::corpus_samples(if surely { 2 } else { 8 });
+    let mut recordings = test_data::corpus_samples(&Storage::default(), if surely { 2 } else { 8 });
     if surely {
         let signals: Vec<&[f32]> = recordings.iter().map(Vec::as_slice).collect();
         let heard = plain.decode_in_batches(&signals, &vec![Vec::new(); signals.len()], 60.0, &|| false);
@@ -470,7 +471,7 @@ fn a_hole_within_a_window_is_filled_between_its_words() {
         min_pause: 0.5,
         ..recovering()
     };
-    let joined = test_data::corpus_samples(40)[..4].concat();
+    let joined = test_data::corpus_samples(&Storage::default(), 40)[..4].concat();
     let long = Long::of(&recognizer, in_a_row(&[joined], 0.5), &wide);
     let silenced = silenced(&long.heard, 2.5, false, &long.windows.windows);
     let mut heard = silenced.clone();

@@ -2,6 +2,7 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use flow_kernels::threads::install;
+use flow_storage::Storage;
 use serde_json::Value;
 
 use super::*;
@@ -189,7 +190,9 @@ fn numbers(value: &Value) -> Vec<u32> {
 
 fn samples_of(name: &str) -> Vec<f32> {
     let path = test_data::transcription(name);
-    flow_audio::samples::samples(&path, 1000.0).unwrap().unwrap()
+    flow_audio::samples::samples(&Storage::default(), &path, 1000.0)
+        .unwrap()
+        .unwrap()
 }
 
 /// Frame, token and duration.

@@ -1,6 +1,7 @@
 //! Times of words against speech whose times are known (`tests/data/golden/times`).
 
 use flow_evaluation::alignment::aligned;
+use flow_storage::Storage;
 use serde_json::Value;
 
 use super::tests::{recognizer, settings};
@@ -12,7 +13,7 @@ use crate::word_key::word_key;
 /// The samples of a recording, its words, and where each begins, in seconds, if that is known.
 fn known(language: &str) -> (Vec<f32>, Vec<(String, Option<f64>)>) {
     let folder = test_data::root().join("tests/data/golden/times");
-    let samples = flow_audio::samples::samples(&folder.join(format!("{language}.flac")), 100.0);
+    let samples = flow_audio::samples::samples(&Storage::default(), &folder.join(format!("{language}.flac")), 100.0);
     let words = test_data::json(&folder.join(format!("{language}.json")));
     let word = |word: &Value| (word[0].as_str().unwrap().to_owned(), word[1].as_f64());
     (

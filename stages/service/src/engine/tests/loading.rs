@@ -1,5 +1,6 @@
 //! Which models are in memory.
 
+use flow_storage::Storage;
 use futures::future::join_all;
 
 use super::*;
@@ -177,7 +178,7 @@ fn requests_choose_a_model_or_the_same_with_an_adapter() {
         ..EngineSettings::default()
     };
     let engine = Engine::start(settings).unwrap();
-    let speech = samples(&golden.join("model/audio/eval0_en-us.wav"), 100.0)
+    let speech = samples(&Storage::default(), &golden.join("model/audio/eval0_en-us.wav"), 100.0)
         .unwrap()
         .unwrap();
     let heard = paths.map(|(name, path)| {

@@ -1,5 +1,6 @@
 //! Turns that are heard as they are spoken, with a cache-aware model.
 
+use flow_storage::Storage;
 use flow_transcription::decoding_request::DecodingRequest;
 use flow_transcription::recognizer::listen::Spoken;
 use futures::future::join_all;
@@ -15,7 +16,7 @@ pub fn streaming_model() -> PathBuf {
 
 fn speech(name: &str) -> Vec<f32> {
     let path = root().join("tests/data/golden/streaming/audio").join(name);
-    samples(&path, 100.0).unwrap().unwrap()
+    samples(&Storage::default(), &path, 100.0).unwrap().unwrap()
 }
 
 #[test]

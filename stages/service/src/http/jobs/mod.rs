@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use flow_storage::Storage;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -38,6 +39,8 @@ const LEAST_BYTES: u64 = 16 << 10;
 
 /// The jobs of the service.
 pub struct Jobs {
+    /// For recordings that are in object storage.
+    storage: Storage,
     settings: JobSettings,
     folder: Arc<JobFolder>,
     /// For the recordings of jobs, beside those of requests.
@@ -121,7 +124,7 @@ impl Jobs {
     ///
     /// # Errors
     /// If the folder or the secret cannot be used.
-    pub fn open(settings: &JobSettings, log: &Log) -> Result<Option<Self>, SettingsError> {
+    pub fn open(storage: &Storage, settings: &JobSettings, log: &Log) -> Result<Option<Self>, SettingsError> {
         let Some(path) = &settings.folder else { return Ok(None) };
         let fault = |setting, path: &Path, error: &dyn std::fmt::Display| SettingsError::Value {
             section: "jobs",
@@ -161,6 +164,7 @@ impl Jobs {
             table.jobs.insert(number, entry);
         }
         Ok(Some(Self {
+            storage: storage.clone(),
             uploads: Uploads {
                 folder: folder.private.clone(),
             },

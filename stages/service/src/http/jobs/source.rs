@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use flow_storage::{InputFile, ObjectReader, ObjectUrl, Storage, StorageError, StorageFault};
+use flow_storage::{InputFile, ObjectReader, ObjectUrl, StorageError, StorageFault};
 use tempfile::NamedTempFile;
 
 use super::super::app::Log;
@@ -72,9 +72,9 @@ impl Jobs {
         let most = limits.bytes.min(self.settings.max_bytes);
         let limits = FetchLimits { bytes: most, ..limits };
         let folder = self.folder.private.clone();
-        let fetched = cancellable(move |is_cancelled| {
-            fetched(&folder, limits, is_cancelled, || Storage::global().open_now(&url))
-        });
+        let storage = self.storage.clone();
+        let fetched =
+            cancellable(move |is_cancelled| fetched(&folder, limits, is_cancelled, || storage.open_now(&url)));
         let fetched = fetched.await.unwrap_or_else(|error| Err(unkept(&error)));
         let (file, reservation) = fetched.map_err(|failure| self.judged(request, limits, failure, log))?;
         // A job that was cancelled meanwhile keeps no recording.
@@ -198,6 +198,7 @@ fn fetched(
 mod tests {
     use std::fs;
 
+    use flow_storage::Storage;
     use flow_storage_testing::{Fault, FaultRule, TestServer};
     use tempfile::TempDir;
 
@@ -220,7 +221,7 @@ mod tests {
                 ..JobSettings::default()
             };
             let log: Log = Arc::new(|_| {});
-            Jobs::open(&settings, &log).unwrap().unwrap()
+            Jobs::open(&Storage::default(), &settings, &log).unwrap().unwrap()
         };
         let jobs = open("jobs", &["s3://calls/2026", "s3://open"]);
         for allowed in ["s3://calls/2026/a.wav", "s3://calls/2026/may/a.wav", "s3://open/a.wav"] {

@@ -47,10 +47,10 @@ const LONGEST_RECORD: u64 = 64 << 20;
 ///
 /// # Errors
 /// Where the URL cannot be used.
-pub fn local_folder(checkpoints: &str) -> Result<PathBuf, TrainingError> {
+pub fn local_folder(storage: &Storage, checkpoints: &str) -> Result<PathBuf, TrainingError> {
     Ok(match Location::parse(checkpoints)? {
         Location::Local(path) => path,
-        Location::Object(url) => Storage::global().working_folder(&url)?,
+        Location::Object(url) => storage.working_folder(&url)?,
     })
 }
 
@@ -65,13 +65,13 @@ static FETCHED: Mutex<Fetched> = Mutex::new(BTreeMap::new());
 ///
 /// # Errors
 /// Where the bucket cannot be read, or what it holds is damaged.
-pub fn local_root(checkpoints: &str, wanted: Wanted) -> Result<PathBuf, TrainingError> {
-    let folder = local_folder(checkpoints)?;
+pub fn local_root(storage: &Storage, checkpoints: &str, wanted: Wanted) -> Result<PathBuf, TrainingError> {
+    let folder = local_folder(storage, checkpoints)?;
     if let Location::Object(url) = Location::parse(checkpoints)? {
         // Others wait for what is fetched.
         let mut fetched = FETCHED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Vacant(first) = fetched.entry((checkpoints.to_owned(), wanted)) {
-            first.insert(fetch::fetch(Storage::global(), &url, &folder, wanted)?);
+            first.insert(fetch::fetch(storage, &url, &folder, wanted)?);
         }
     }
     Ok(folder)
@@ -90,6 +90,7 @@ pub fn take_warnings(checkpoints: &str) -> Vec<String> {
 /// # Errors
 /// Where the URL cannot be used.
 pub fn mirror(
+    storage: &Storage,
     checkpoints: &str,
     folder: &Path,
     keep: usize,
@@ -98,28 +99,28 @@ pub fn mirror(
     let Location::Object(url) = Location::parse(checkpoints)? else {
         return Ok(None);
     };
-    let root = local_folder(checkpoints)?;
+    let root = local_folder(storage, checkpoints)?;
     let below = match folder.strip_prefix(&root) {
         Ok(below) => url.join(&below.to_string_lossy())?,
         Err(_) => url,
     };
-    Ok(Some(Mirror::new(Storage::global(), below, folder, keep, ranking)))
+    Ok(Some(Mirror::new(storage, below, folder, keep, ranking)))
 }
 
 /// Whether a checkpoint is whole where `checkpoints` names it, too.
 ///
 /// # Errors
 /// Where storage does not say.
-pub fn is_uploaded(checkpoints: &str, checkpoint: &StoredCheckpoint) -> Result<bool, TrainingError> {
+pub fn is_uploaded(storage: &Storage, checkpoints: &str, checkpoint: &StoredCheckpoint) -> Result<bool, TrainingError> {
     let Location::Object(url) = Location::parse(checkpoints)? else {
         return Ok(true);
     };
-    let root = local_folder(checkpoints)?;
+    let root = local_folder(storage, checkpoints)?;
     let below = checkpoint.path.strip_prefix(&root).unwrap_or(&checkpoint.path);
     let record = url.join(&below.to_string_lossy())?.join(RECORD)?;
     let local = checkpoint.path.join(RECORD);
     let size = std::fs::metadata(&local).map_err(TrainingError::file(&local))?.len();
-    match Storage::global().stat(&record) {
+    match storage.stat(&record) {
         Ok(stat) => Ok(stat.size == size),
         Err(error) if error.fault == StorageFault::NotFound => Ok(false),
         Err(error) => Err(error.into()),
