@@ -47,6 +47,7 @@ pub fn all() -> Vec<Box<dyn AnyKind>> {
 
 #[cfg(test)]
 mod tests {
+    use flow_kind::Storage;
     use flow_kind::registry::Registry;
     use flow_spec::yaml::parse_text;
 
@@ -82,7 +83,12 @@ mod tests {
                     false => "'s3://bucket/key'",
                 };
                 // Other settings are missing, which is told later.
-                let error = kind.parse(&parse_text(&format!("{{{name}: {value}}}")).unwrap()).err();
+                let error = kind
+                    .parse(
+                        &parse_text(&format!("{{{name}: {value}}}")).unwrap(),
+                        &Storage::default(),
+                    )
+                    .err();
                 let message = error.map(|error| error.message).unwrap_or_default();
                 let is_refused = message.contains(&format!("`{name}")) && message.contains("takes no URL");
                 assert_eq!(is_refused, !is_open && !is_sql, "{}.{name}: {message}", kind.name());

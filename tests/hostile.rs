@@ -346,7 +346,13 @@ fn try_shard(target: &str, metadata: &[u8], index: &[u8]) -> bool {
     std::fs::create_dir_all(&folder).expect("a folder");
     std::fs::write(folder.join(METADATA), metadata).expect("a file");
     std::fs::write(folder.join(AUDIO_INDEX), index).expect("a file");
-    let Ok(shard) = Shard::read(&folder, "as", "as_0000", &ShardOptions::default()) else {
+    let Ok(shard) = Shard::read(
+        &flow_storage::Storage::default(),
+        &folder,
+        "as",
+        "as_0000",
+        &ShardOptions::default(),
+    ) else {
         return false;
     };
     let joined: usize = shard

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use flow_kind::registry::AnyKind;
-use flow_kind::{ColumnType, InputCount, InputPort, OutputPort, Reads, Storage};
+use flow_kind::{ColumnType, InputCount, InputPort, OutputPort, Reads};
 use serde_json::{Map, Value};
 
 /// The page as Markdown.
@@ -244,6 +244,7 @@ fn cell(text: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use flow_kind::Storage;
     use flow_kind::registry::AnySettings;
     use flow_spec::yaml::{TypedError, Value as Yaml};
     use serde_json::json;

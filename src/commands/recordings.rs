@@ -241,7 +241,7 @@ pub fn work(
                 writeln!(out, "==> {} <==", shown(done))?;
             }
             let path = path(&done.recording);
-            let text = read_regular_file(storage, &path)
+            let text = read_regular_file(registry.storage(), &path)
                 .map_err(|error| Failure::unreadable(format!("cannot read {}: {error}", path.display())))?;
             out.write_all(&text)?;
         }

@@ -12,7 +12,7 @@ mod shar;
 mod versions;
 mod writing;
 
-use flow_kind::{Artifact, Digest, ExportSet, Inputs, StageError};
+use flow_kind::{Artifact, Digest, ExportSet, Inputs, StageError, Storage};
 
 pub use settings::{AudioOfRows, DatasetFormat, DatasetSettings};
 pub use writing::Writing;
@@ -36,10 +36,11 @@ pub fn check(settings: &DatasetSettings, inputs: &Inputs) -> Result<(), StageErr
 /// # Errors
 /// If rows cannot be read, or storage does not say whether an object is there.
 pub fn recordings_digest(
+    storage: &Storage,
     settings: &DatasetSettings,
     splits: &[(&'static str, &Artifact)],
 ) -> Result<Digest, StageError> {
-    versions::versions_of_recordings(&settings.shards, splits)
+    versions::versions_of_recordings(storage, &settings.shards, splits)
 }
 
 /// Writes splits, each with its name, into a set, and `rejects.parquet` with the rows that are left out as their recordings cannot be

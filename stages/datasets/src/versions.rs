@@ -7,14 +7,18 @@ use flow_audio::embedded::file_of;
 use flow_corpus::looks::{Chain, looks_of};
 use flow_corpus::manifest_row::Wanted;
 use flow_corpus::partitions::with_rows;
-use flow_kind::{Artifact, Digest, StageError};
+use flow_kind::{Artifact, Digest, StageError, Storage};
 
 use crate::recordings::RecordingPlaces;
 use crate::rows::columns_of_places;
 
 /// Digest of the sizes, times and inodes (or ETags) of all files that have recordings of the rows, in the order of the rows. Each file
 /// is looked at once, however many rows it has; the path itself is in the rows.
-pub(crate) fn versions_of_recordings(shards: &str, splits: &[(&'static str, &Artifact)]) -> Result<Digest, StageError> {
+pub(crate) fn versions_of_recordings(
+    storage: &Storage,
+    shards: &str,
+    splits: &[(&'static str, &Artifact)],
+) -> Result<Digest, StageError> {
     let mut chain = Chain::default();
     let mut seen: HashSet<Digest> = HashSet::new();
     let mut last = PathBuf::new();
@@ -37,7 +41,7 @@ pub(crate) fn versions_of_recordings(shards: &str, splits: &[(&'static str, &Art
                         last = file.to_path_buf();
                     }
                 }
-                looks_of(&new)?.iter().for_each(|look| chain.add(look));
+                looks_of(storage, &new)?.iter().for_each(|look| chain.add(look));
             }
         }
     }

@@ -195,7 +195,7 @@ impl Export for Writer {
 
     fn further_inputs(&self) -> Result<Option<Digest>, StageError> {
         let dataset = self.settings.dataset();
-        let digest = dataset.map(|dataset| flow_datasets::recordings_digest(&dataset, &self.splits()));
+        let digest = dataset.map(|dataset| flow_datasets::recordings_digest(&self.storage, &dataset, &self.splits()));
         digest.transpose()
     }
 

@@ -400,7 +400,15 @@ fn files_of_others_are_never_replaced() {
     std::fs::remove_file(at("flow.json")).unwrap();
     refused(&["a", "deep/b"], "deep/b");
     // Another set of the folder has files of its own.
-    let mut other = ExportSet::begin(&folder, "other.flow.json", key(1), "test", Path::new("")).unwrap();
+    let mut other = ExportSet::begin(
+        &Storage::default(),
+        &folder,
+        "other.flow.json",
+        key(1),
+        "test",
+        Path::new(""),
+    )
+    .unwrap();
     std::fs::write(other.file("a").unwrap(), "other").unwrap();
     assert!(other.finish().is_err());
     assert_eq!(text("a"), "a 3");
@@ -427,7 +435,7 @@ fn files_of_others_are_never_replaced() {
 fn folders_of_others_are_refused_at_once() {
     let root = TempDir::new().unwrap();
     let folder = root.path();
-    let begin = || ExportSet::begin(folder, "flow.json", key(1), "test", Path::new("")).unwrap();
+    let begin = || ExportSet::begin(&Storage::default(), folder, "flow.json", key(1), "test", Path::new("")).unwrap();
     let refuse = |set: &ExportSet| set.refuse_others(["data", "README.md"].map(String::from));
     std::fs::create_dir(folder.join("data")).unwrap();
     refuse(&begin()).unwrap();

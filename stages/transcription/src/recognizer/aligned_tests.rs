@@ -261,7 +261,8 @@ const LINES: [&str; 8] = [
 /// Its samples, and behind them those of `hi.flac`.
 fn forty_seconds() -> Vec<f32> {
     let folder = test_data::root().join("tests/data/golden/times");
-    let samples = ["en.flac", "hi.flac"].map(|name| flow_audio::samples::samples(&folder.join(name), 100.0));
+    let samples =
+        ["en.flac", "hi.flac"].map(|name| flow_audio::samples::samples(&Storage::default(), &folder.join(name), 100.0));
     samples
         .into_iter()
         .flat_map(|samples| samples.unwrap().unwrap())
@@ -401,7 +402,7 @@ fn the_frames_of_a_window_keep_no_others() {
 fn replaced_minutes_are_not_said() {
     let name =
         std::env::var("FLOW_TEST_ALIGNMENT").expect("FLOW_TEST_ALIGNMENT names NAME.wav and NAME.json without endings");
-    let samples = flow_audio::samples::samples(format!("{name}.wav").as_ref(), 1e5);
+    let samples = flow_audio::samples::samples(&Storage::default(), format!("{name}.wav").as_ref(), 1e5);
     let samples = samples.unwrap().unwrap();
     let known: Value = test_data::json(format!("{name}.json").as_ref());
     let known = known["words"].as_array().unwrap();

@@ -544,7 +544,7 @@ fn nothing_is_invented_over_noise_and_measuring_changes_nothing() {
 #[test]
 fn a_decoder_that_stays_on_blank_is_made_to_speak() {
     let (plain, settings) = (recognizer(), recovering());
-    let mut recordings = test_data::corpus_samples(4);
+    let mut recordings = test_data::corpus_samples(&Storage::default(), 4);
     recordings.retain(|recording| {
         let heard = plain.decode(&[recording]).unwrap();
         confidence(&heard[0]) >= 0.7
