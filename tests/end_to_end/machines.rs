@@ -8,6 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use flow_storage_testing::free_port;
+
 use crate::binary::{Workplace, expect_code, read_manifest, stderr, with_failpoints};
 use crate::training::{find, finetune, has_checkpoint, last_checkpoint};
 
@@ -16,11 +18,6 @@ const LONG: Duration = Duration::from_secs(180);
 
 /// Two ranks whose steps do not depend on how many are to come.
 const TWO: [&str; 2] = ["train.ranks=2", "train.schedule=constant"];
-
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 /// A started process, killed at the end of the test.
 pub struct Started {

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use flow_storage_testing::{Fault, FaultRule, TestServer};
+use flow_storage_testing::{Fault, FaultRule, TestServer, free_port};
 
 use crate::binary::{Workplace, copy_folder, expect_code, folder_bytes, program};
-use crate::machines::{Started, free_port, wait_until};
+use crate::machines::{Started, wait_until};
 use crate::storage::age;
 use crate::training::{finetune, last_checkpoint};
 

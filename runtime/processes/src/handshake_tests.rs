@@ -6,9 +6,10 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use flow_storage_testing::free_port;
+
 use super::greeting::{Hello, MAGIC, SETTINGS};
 use super::handshake::{Answer, Challenge, Handshake, Side};
-use super::rendezvous::free_port;
 use super::tests::{SOON, leader, member, seeded};
 use super::*;
 

@@ -33,10 +33,3 @@ pub fn join(join: &Join, tell: &dyn Fn(JoinMessage)) -> Result<Arc<Processes>, J
         .map(Arc::new)
         .map_err(|error| failed(format!("the connections cannot be used: {error}"), ""))
 }
-
-/// A port that is free at the moment.
-#[cfg(test)]
-pub(super) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("its address").port()
-}

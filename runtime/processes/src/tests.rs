@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flow_base::digest::Digest;
+use flow_storage_testing::free_port;
+
 use super::greeting::{Hello, SETTINGS};
-use super::rendezvous::free_port;
 use super::settings::{differences, encoded};
 use super::*;
-use flow_base::digest::Digest;
 
 pub(super) const SOON: Duration = Duration::from_secs(20);
 

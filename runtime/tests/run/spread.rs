@@ -1,6 +1,5 @@
 //! Runs of several processes, which share the partitions: the same bytes as one process, whoever is lost.
 
-use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
@@ -8,14 +7,9 @@ use flow_kind::Digest;
 use flow_processes::{Address, End, Join, Processes, join};
 use flow_runtime::run::follow;
 use flow_storage::Storage;
-use flow_storage_testing::{Fault, FaultRule, TestServer};
+use flow_storage_testing::{Fault, FaultRule, TestServer, free_port};
 
 use super::*;
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 fn join_as(process: usize, processes: usize, port: u16) -> Arc<Processes> {
     let member = Join {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -31,6 +32,24 @@ use flow_storage::Storage;
 pub const ACCESS_KEY_ID: &str = "test-key";
 /// Its secret.
 pub const SECRET_ACCESS_KEY: &str = "test-secret-hush";
+
+/// A port for a listener that is bound later, another one at each call. It is below the range from which systems choose ports
+/// themselves, so that neither a connection nor a server of another test takes it meanwhile.
+///
+/// # Panics
+/// If all ports are in use.
+#[must_use]
+pub fn free_port() -> u16 {
+    const FIRST: u16 = 10_000;
+    const PORTS: u16 = 20_000;
+    static CALLS: AtomicU16 = AtomicU16::new(0);
+    // Processes that are started one after another begin far from each other.
+    let first = (u64::from(std::process::id()) * 97 % u64::from(PORTS)) as u16;
+    (0..PORTS)
+        .map(|_| FIRST + (first + CALLS.fetch_add(1, Ordering::Relaxed) % PORTS) % PORTS)
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port")
+}
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
