@@ -86,6 +86,10 @@ pub struct Options {
 }
 
 impl Options {
+    /// How many fields there are.
+    #[cfg(test)]
+    pub const FIELDS: usize = FIELDS.len();
+
     /// The name of a field, which forms may have without `[]`, and the most bytes of its value. None: it is none of these.
     pub fn field(name: &str) -> Option<(&'static str, usize)> {
         let is_name = |field: &&&'static str| **field == name || field.strip_suffix("[]") == Some(name);
