@@ -550,7 +550,7 @@ impl Jobs {
         }
     }
 
-    /// Waits until the worker has taken back what it had begun, after the service was told to stop.
+    /// Waits until the worker has taken back what it had begun, after a stop of the service.
     pub async fn has_stopped(&self) {
         drop(self.working.lock().await);
     }
