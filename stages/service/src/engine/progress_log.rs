@@ -379,16 +379,29 @@ impl ProgressLog {
     }
 }
 
+/// Writes lines as they come. Another thread flushes them, since that may take long: until a line is written, a kill loses it,
+/// although its window counts as done.
 fn write(mut file: &File, lines: &Receiver<Vec<u8>>) {
+    thread::scope(|scope| {
+        let (written, waiting) = channel();
+        let flusher = thread::Builder::new().name("progress-flush".to_owned());
+        // Without the thread, the system flushes when it likes.
+        let _ = flusher.spawn_scoped(scope, move || flush(file, &waiting));
+        for line in lines {
+            if file.write_all(&line).is_err() {
+                return;
+            }
+            let _ = written.send(());
+        }
+    });
+}
+
+/// Flushes what is written: once in [`FLUSH`] at most, and at the end.
+fn flush(file: &File, written: &Receiver<()>) {
     let (mut flushed, mut is_new) = (Instant::now(), false);
     loop {
-        match lines.recv_timeout(FLUSH) {
-            Ok(line) => {
-                if file.write_all(&line).is_err() {
-                    return;
-                }
-                is_new = true;
-            }
+        match written.recv_timeout(FLUSH) {
+            Ok(()) => is_new = true,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 if is_new {
