@@ -24,7 +24,7 @@ mod tests;
 mod usual_names;
 mod visible;
 
-use std::io::Write;
+use std::io::{self, BufWriter, StdoutLock, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
@@ -40,42 +40,61 @@ use flow_cli::failure::{Exit, Failure};
 pub fn main(kinds: Vec<Box<dyn AnyKind>>) -> ExitCode {
     let arguments = match arguments::parse(std::env::args_os()) {
         Ok(arguments) => arguments,
-        Err(error) => {
+        Err(error) if error.use_stderr() => {
             // If this cannot be printed, there is no way to report it.
             let _ = error.print();
-            return ExitCode::from(if error.use_stderr() {
-                Exit::Usage.code()
-            } else {
-                Exit::Done.code()
-            });
+            return ExitCode::from(Exit::Usage.code());
+        }
+        // Help, or the version.
+        Err(asked) => {
+            let printed = asked.print().and_then(|()| io::stdout().flush());
+            let exit = printed.map_or_else(|error| tell(&Failure::Output(of_stdout(error))), |()| Exit::Done);
+            return ExitCode::from(exit.code());
         }
     };
     // A bug has a separate exit code, so that scripts can distinguish it from a failed stage.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         developer_log::begin()?;
-        let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+        let mut out = StandardOutput(BufWriter::new(io::stdout().lock()));
         let exit = execute(arguments, kinds, &mut out)?;
         out.flush()?;
         Ok::<Exit, Failure>(exit)
     }));
     let exit = match outcome {
         Ok(Ok(exit)) => exit,
-        Ok(Err(failure)) => {
-            let text = failure.render(screen::style());
-            if !text.is_empty() {
-                let _ = writeln!(std::io::stderr(), "{}", text.trim_end());
-            }
-            failure.exit()
-        }
+        Ok(Err(failure)) => tell(&failure),
         Err(_) => {
-            let _ = writeln!(
-                std::io::stderr(),
-                "error: this is a bug in flow; the lines above say where"
-            );
+            let _ = writeln!(io::stderr(), "error: this is a bug in flow; the lines above say where");
             Exit::Bug
         }
     };
     ExitCode::from(exit.code())
+}
+
+/// Reports why a command failed.
+fn tell(failure: &Failure) -> Exit {
+    let text = failure.render(screen::style());
+    if !text.is_empty() {
+        let _ = writeln!(io::stderr(), "{}", text.trim_end());
+    }
+    failure.exit()
+}
+
+/// Standard output of all commands, whose errors name it.
+struct StandardOutput(BufWriter<StdoutLock<'static>>);
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes).map_err(of_stdout)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush().map_err(of_stdout)
+    }
+}
+
+fn of_stdout(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("standard output: {error}"))
 }
 
 fn execute(arguments: Arguments, kinds: Vec<Box<dyn AnyKind>>, out: &mut dyn Write) -> Result<Exit, Failure> {

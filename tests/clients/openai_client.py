@@ -95,7 +95,7 @@ split = transcribe(response_format="diarized_json", extra_body={"channels": "spl
 assert {segment.speaker for segment in split.segments} == {"CHANNEL_1"}, split
 one = transcribe(response_format="diarized_json", extra_body={"num_speakers": 1})
 assert len({segment.speaker for segment in one.segments}) == 1, one
-wrong = refused(openai.BadRequestError, 400, lambda: transcribe(language="tamil"))
+wrong = refused(openai.BadRequestError, 400, lambda: transcribe(language="klingon"))
 assert (wrong.code, wrong.param) == ("invalid_value", "language"), wrong
 print("languages, names and channels: as expected")
 

@@ -80,6 +80,31 @@ fn manual_pages_are_printed_and_written() {
     assert!(stderr(&output).contains("flow.1"), "{}", stderr(&output));
 }
 
+/// As to a full disk. What clap prints counts, too.
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    for arguments in [
+        &["--help"][..],
+        &["--version"],
+        &["help", "run"],
+        &["speakers", "--help"],
+        &["kinds"],
+        &["kinds", "sql"],
+        &["completions", "bash"],
+        &["man"],
+        &["graph", "build_manifest_v2"],
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = program().args(arguments).stdout(full).output().unwrap();
+        expect_code(&output, 1);
+        let said = stderr(&output);
+        assert_eq!(
+            said, "error: cannot write: standard output: No space left on device (os error 28)\n",
+            "{arguments:?}"
+        );
+    }
+}
+
 #[test]
 fn the_version_has_the_commit_and_the_features() {
     let output = flow(&["--version"]);

@@ -7,6 +7,7 @@ use flow_base::escape::escape_line;
 use flow_cli::failure::Failure;
 use flow_inspect::table::plural;
 use flow_speakers::voices::{Change, SpeakerKey, VoiceId, Voices, fault_of_name};
+use flow_text::written_form::nfc;
 
 use crate::voice::{change, open_to_correct, shown, speaker, voice};
 
@@ -18,6 +19,7 @@ pub fn name(folder: &Path, text: &str, name: &str, out: &mut dyn Write) -> Resul
     let mut store = open_to_correct(folder)?;
     let voices = store.voices();
     let id = voice(voices, text)?;
+    let name = &nfc(name);
     if let Some(fault) = fault_of_name(name) {
         return Err(Failure::Usage {
             message: format!("`{}` cannot be the name of a voice: it {fault}", escape_line(name)),
@@ -32,7 +34,7 @@ pub fn name(folder: &Path, text: &str, name: &str, out: &mut dyn Write) -> Resul
     }
     let settled = keys(voices, id);
     let speakers = plural(settled.len() as u64, "speaker");
-    let name = name.to_owned();
+    let name = name.to_string();
     let number = change(
         &mut store,
         Change::Name {

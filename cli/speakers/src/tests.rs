@@ -125,6 +125,42 @@ fn found(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
+/// A composed letter and a letter with a combining mark are one name, which is stored composed.
+#[test]
+fn names_are_the_same_in_both_unicode_forms() {
+    let place = Place::new();
+    let (composed, apart) = ("Ren\u{e9}", "Rene\u{301}");
+    place.write(
+        "in/c.json",
+        &[(apart, 8.0, [1.0, 0.0, 0.0]), ("Zoe\u{308}", 4.0, [0.0, 0.0, 1.0])],
+    );
+    place.write("in/d.json", &[(composed, 8.0, [1.0, 0.0, 0.0])]);
+    place.done(&["add", "./in/c.json", "./in/d.json"]);
+    let voices = found(&[
+        ("c/Rene\u{301}", composed),
+        ("c/Zoe\u{308}", "Zo\u{eb}"),
+        ("d/Ren\u{e9}", composed),
+    ]);
+    assert_eq!(place.voices(), voices);
+    assert_eq!(
+        place.done(&["name", apart, "A\u{30a}sa"]),
+        "change 2: V1 is \u{c5}sa, 2 speakers\n"
+    );
+    let refused = place.refused(&["name", "Zo\u{eb}", "A\u{30a}sa"]);
+    assert!(refused.contains("has this name already"), "{refused}");
+    for name in ["\u{c5}sa", "A\u{30a}sa"] {
+        assert!(place.done(&["show", name]).starts_with("V1 "), "{name}");
+    }
+    // A later recording comes to it, too.
+    place.write("in/e.json", &[("A\u{30a}sa", 8.0, [0.0, 1.0, 0.0])]);
+    place.done(&["add", "./in/e.json"]);
+    assert!(
+        place
+            .voices()
+            .contains(&("e/A\u{30a}sa".to_owned(), "\u{c5}sa".to_owned()))
+    );
+}
+
 #[test]
 fn voices_are_found_named_corrected_and_written() {
     let place = Place::new();

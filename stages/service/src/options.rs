@@ -5,6 +5,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flow_speakers::clustering::Clusters;
 use flow_speakers::diarizer::KnownSpeakers;
+use flow_text::written_form::nfc;
 use flow_transcription::decoding_request::{DecodingRequest, phrases_of_prompt};
 use flow_transcription::language_prior::parse_languages;
 use serde::de::DeserializeOwned;
@@ -86,6 +87,10 @@ pub struct Options {
 }
 
 impl Options {
+    /// How many fields there are.
+    #[cfg(test)]
+    pub const FIELDS: usize = FIELDS.len();
+
     /// The name of a field, which forms may have without `[]`, and the most bytes of its value. None: it is none of these.
     pub fn field(name: &str) -> Option<(&'static str, usize)> {
         let is_name = |field: &&&'static str| **field == name || field.strip_suffix("[]") == Some(name);
@@ -138,7 +143,7 @@ impl Options {
                 if let Some(fault) = KnownSpeakers::fault_of_name(text) {
                     return Err(wrong(format!("`{}` {fault}", shown(text))));
                 }
-                if self.known_names.iter().any(|known| known == text) {
+                if self.known_names.iter().any(|known| nfc(known) == nfc(text)) {
                     return Err(wrong(format!("`{}` is given twice", shown(text))));
                 }
                 self.known_names.push(text.to_owned());
@@ -353,6 +358,7 @@ mod tests {
             ("num_speakers", json!(2.5)),
             ("max_speakers", json!(true)),
             ("known_speaker_names", json!(["SPEAKER_00"])),
+            ("known_speaker_names", json!(["Ren\u{e9}", "Rene\u{301}"])),
             ("known_speaker_references", json!(["AQ=="])),
         ] {
             let wrong = Options::default().set_json(Options::field(name).unwrap(), &value);

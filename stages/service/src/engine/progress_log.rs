@@ -6,7 +6,7 @@
 //! transcripts are the same to the byte.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,12 +15,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flow_kind::open_regular_file;
 use flow_speakers::silero::SAMPLE_RATE;
 use flow_transcription::Word;
 use flow_transcription::recognizer::{ActivityPart, Heard, SpeechWindows};
 use flow_transcription::suspects::{Reason, Suspect};
 use flow_transcription::tokens::Token;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -230,7 +230,7 @@ impl Logged {
     /// That of a log. There may be none.
     pub fn read(path: &Path) -> Self {
         let (mut earlier, mut records) = (Earlier::default(), 0);
-        if let Ok(file) = open_regular_file(path) {
+        if let Ok(file) = opened(path, OpenOptions::new().read(true)) {
             let _ = each_record(&file, &mut |record| {
                 records += u64::from(!matches!(record, Record::Of(_)));
                 earlier.add(record);
@@ -269,6 +269,20 @@ impl Logged {
                 (one, other) => one.or(other),
             },
         }
+    }
+}
+
+/// Opens a regular file. A link is not followed, since what it names would be read and cut off; a pipe is not waited for.
+fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let is_not_one = || io::Error::other("it is not a regular file");
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match options.custom_flags(flags.bits().cast_signed()).open(path) {
+        Err(_) if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) => return Err(is_not_one()),
+        file => file?,
+    };
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(is_not_one()),
     }
 }
 
@@ -314,18 +328,11 @@ impl ProgressLog {
     /// written.
     ///
     /// # Errors
-    /// If it cannot be read or written.
+    /// If it cannot be read or written, or is not a regular file.
     pub fn open(path: &Path, of: &str) -> io::Result<(Self, Earlier)> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other("it is not a file"));
-        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = opened(path, &mut options)?;
         file.lock()?;
         let (mut earlier, mut is_same) = (Earlier::default(), false);
         let end = each_record(&file, &mut |record| {
@@ -372,16 +379,29 @@ impl ProgressLog {
     }
 }
 
+/// Writes lines as they come. Another thread flushes them, since that may take long: until a line is written, a kill loses it,
+/// although its window counts as done.
 fn write(mut file: &File, lines: &Receiver<Vec<u8>>) {
+    thread::scope(|scope| {
+        let (written, waiting) = channel();
+        let flusher = thread::Builder::new().name("progress-flush".to_owned());
+        // Without the thread, the system flushes when it likes.
+        let _ = flusher.spawn_scoped(scope, move || flush(file, &waiting));
+        for line in lines {
+            if file.write_all(&line).is_err() {
+                return;
+            }
+            let _ = written.send(());
+        }
+    });
+}
+
+/// Flushes what is written: once in [`FLUSH`] at most, and at the end.
+fn flush(file: &File, written: &Receiver<()>) {
     let (mut flushed, mut is_new) = (Instant::now(), false);
     loop {
-        match lines.recv_timeout(FLUSH) {
-            Ok(line) => {
-                if file.write_all(&line).is_err() {
-                    return;
-                }
-                is_new = true;
-            }
+        match written.recv_timeout(FLUSH) {
+            Ok(()) => is_new = true,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 if is_new {
@@ -499,5 +519,28 @@ mod tests {
         std::fs::write(&path, [0xff; 300]).unwrap();
         assert!(open(&path, "b").1.windows.is_none());
         assert!(ProgressLog::open(folder.path(), "b").is_err());
+    }
+
+    #[test]
+    fn what_is_not_a_file_is_neither_followed_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (log, _) = open(&path("real"), "a");
+        log.windows(FoundWindows::new(&SpeechWindows::default(), false, None));
+        drop(log);
+        drop(open(&path("real"), "a"));
+        let before = std::fs::read(path("real")).unwrap();
+        std::os::unix::fs::symlink("real", path("link")).unwrap();
+        std::os::unix::fs::symlink("none", path("dangling")).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(path("pipe")).status().unwrap();
+        assert!(made.success());
+        std::fs::create_dir(path("folder")).unwrap();
+        for name in ["link", "dangling", "pipe", "folder"] {
+            let refused = ProgressLog::open(&path(name), "b").unwrap_err().to_string();
+            assert_eq!(refused, "it is not a regular file", "{name}");
+            assert_eq!(Logged::read(&path(name)), Logged::default(), "{name}");
+        }
+        assert!(!path("none").exists());
+        assert_eq!(std::fs::read(path("real")).unwrap(), before);
     }
 }

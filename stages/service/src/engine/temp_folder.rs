@@ -115,6 +115,14 @@ impl Reservation {
         }
     }
 
+    /// Reserves as many bytes as files that are there already have now, however little room there is.
+    pub fn set_anyway(&mut self, bytes: u64) {
+        let mut reserved = self.folder.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = *reserved - self.bytes;
+        *reserved = others.saturating_add(bytes);
+        self.bytes = *reserved - others;
+    }
+
     /// Gives back what is reserved beyond this many bytes.
     pub fn shrink(&mut self, bytes: u64) {
         let rest = self.bytes.saturating_sub(bytes);
@@ -276,6 +284,10 @@ mod tests {
         old.shrink(40);
         assert_eq!(folder.reserve(60).unwrap().bytes(), 60);
         assert_eq!(folder.reserve_anyway(u64::MAX).bytes(), u64::MAX - 40);
+        old.set_anyway(90);
+        assert!(folder.reserve(11).is_none());
+        old.set_anyway(30);
+        assert_eq!((old.bytes(), folder.reserve(70).unwrap().bytes()), (30, 70));
         drop(old);
         assert!(folder.reserve(100).is_some());
     }

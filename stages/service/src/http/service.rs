@@ -9,7 +9,7 @@ use axum::Router;
 use flow_storage::Storage;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::addresses::Addresses;
 use super::app::{App, Log, Phase, Shared};
@@ -134,13 +134,16 @@ async fn load(app: App, phase: watch::Sender<Phase>, engine: EngineSettings, liv
     phase.send_replace(Phase::Closing);
 }
 
-/// After a stop: waits for the accepted requests, at most `drain_timeout`.
+/// After a stop: waits for the accepted requests and for the worker of jobs, at most `drain_timeout`.
 async fn drain(app: App, phase: watch::Sender<Phase>) -> Instant {
     reached(app.phase.clone(), Phase::Draining).await;
     let limit = Duration::from_secs_f64(app.settings.drain_timeout);
     let until = Instant::now() + limit;
     if let Some(engine) = app.engine.get() {
         engine.drain(limit).await;
+    }
+    if let Some(jobs) = &app.jobs {
+        let _ = timeout_at(until, jobs.has_stopped()).await;
     }
     phase.send_replace(Phase::Closing);
     until

@@ -7,6 +7,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use flow_audio::wire_audio::{AudioFormat, PCM_RATES};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
+use serde_path_to_error::Segment;
 
 use super::settings::ServerVad;
 use crate::options::Options;
@@ -64,10 +65,11 @@ pub struct KnownModels {
 /// What a client says.
 #[derive(Clone, Debug)]
 pub enum ClientEvent {
-    /// `older`: by `transcription_session.update`.
+    /// `older`: by `transcription_session.update`. `ignored`: fields of OpenAI's that have no effect here.
     Update {
         update: Box<SessionUpdate>,
         older: bool,
+        ignored: Vec<String>,
     },
     /// Bytes of audio.
     Append(Vec<u8>),
@@ -104,21 +106,27 @@ impl ClientEvent {
                 });
             }
         };
+        let own: &[&str] = match &kind[..] {
+            "session.update" | "transcription_session.update" => &["session"],
+            "input_audio_buffer.append" => &["audio"],
+            _ => &[],
+        };
+        let known = |name: &str| ["type", "event_id"].contains(&name) || own.contains(&name);
+        let unknown = event
+            .as_object()
+            .and_then(|event| event.keys().find(|name| !known(name.as_str())));
+        if let Some(name) = unknown.filter(|_| KINDS.contains(&&kind[..])) {
+            return Err(unknown_field(name, &[&["type", "event_id"][..], own].concat()));
+        }
         match &kind[..] {
             "session.update" | "transcription_session.update" => {
-                let update = serde_path_to_error::deserialize(event["session"].take());
-                let update = update.map_err(|error: serde_path_to_error::Error<serde_json::Error>| {
-                    let path = error.path().to_string();
-                    let param = if path == "." {
-                        "session".to_owned()
-                    } else {
-                        format!("session.{path}")
-                    };
-                    Refused::value(&param, error.inner().to_string())
-                })?;
+                let session = event["session"].take();
+                let update: Result<SessionUpdate, _> = serde_path_to_error::deserialize(&session);
+                let update = update.map_err(|error| wrong_type(&session, &error))?;
                 Ok(ClientEvent::Update {
                     update: Box::new(update),
                     older: kind == "transcription_session.update",
+                    ignored: ignored(&session)?,
                 })
             }
             "input_audio_buffer.append" => {
@@ -134,10 +142,7 @@ impl ClientEvent {
             "input_audio_buffer.clear" => Ok(ClientEvent::Clear),
             _ => {
                 let shown: String = kind.chars().take(100).collect();
-                let message = format!(
-                    "no event `{shown}` is known here; known are session.update, transcription_session.update, \
-                     input_audio_buffer.append, input_audio_buffer.commit, input_audio_buffer.clear"
-                );
+                let message = format!("no event `{shown}` is known here; known are {}", KINDS.join(", "));
                 Err(Refused {
                     param: Some("type".into()),
                     ..Refused::new("unknown_event", message)
@@ -147,7 +152,187 @@ impl ClientEvent {
     }
 }
 
-/// What a client wants changed of its session, in either form. What is not known is left aside.
+/// The events of clients.
+const KINDS: [&str; 5] = [
+    "session.update",
+    "transcription_session.update",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
+    "input_audio_buffer.clear",
+];
+
+/// An object in the description of a session: what it may have.
+struct Fields {
+    /// A JSON pointer.
+    place: &'static str,
+    known: &'static [&'static str],
+    /// OpenAI's without effect here.
+    ignored: &'static [&'static str],
+}
+
+const TRANSCRIPTION_FIELDS: &[&str] = &[
+    "model",
+    "latency_ms",
+    "language",
+    "languages",
+    "prompt",
+    "phrases",
+    "boost_weight",
+    "numbers",
+    "fillers",
+    "num_speakers",
+    "min_speakers",
+    "max_speakers",
+    "known_speaker_names",
+    "known_speaker_references",
+];
+const TURN_FIELDS: &[&str] = &["type", "threshold", "prefix_padding_ms", "silence_duration_ms"];
+const IGNORED_TURN_FIELDS: &[&str] = &["create_response", "interrupt_response", "idle_timeout_ms", "eagerness"];
+
+const SESSION: [Fields; 8] = [
+    Fields {
+        place: "",
+        known: &[
+            "type",
+            "audio",
+            "include",
+            "input_audio_format",
+            "input_audio_transcription",
+            "turn_detection",
+            // What is said of a session may be said by a client.
+            "id",
+            "object",
+            "expires_at",
+        ],
+        ignored: &["input_audio_noise_reduction", "modalities", "client_secret"],
+    },
+    Fields {
+        place: "/audio",
+        known: &["input"],
+        ignored: &[],
+    },
+    Fields {
+        place: "/audio/input",
+        known: &["format", "transcription", "turn_detection"],
+        ignored: &["noise_reduction"],
+    },
+    Fields {
+        place: "/audio/input/format",
+        known: &["type", "rate"],
+        ignored: &[],
+    },
+    Fields {
+        place: "/audio/input/transcription",
+        known: TRANSCRIPTION_FIELDS,
+        ignored: &[],
+    },
+    Fields {
+        place: "/audio/input/turn_detection",
+        known: TURN_FIELDS,
+        ignored: IGNORED_TURN_FIELDS,
+    },
+    Fields {
+        place: "/input_audio_transcription",
+        known: TRANSCRIPTION_FIELDS,
+        ignored: &[],
+    },
+    Fields {
+        place: "/turn_detection",
+        known: TURN_FIELDS,
+        ignored: IGNORED_TURN_FIELDS,
+    },
+];
+
+/// The fields of a session that have no effect here.
+///
+/// # Errors
+/// The first field that is not known.
+fn ignored(session: &Value) -> Result<Vec<String>, Refused> {
+    let mut found = Vec::new();
+    for Fields { place, known, ignored } in &SESSION {
+        let object = session.pointer(place).and_then(Value::as_object);
+        for (name, value) in object.into_iter().flatten() {
+            let path = format!("session{}.{name}", place.replace('/', "."));
+            if ignored.contains(&&name[..]) {
+                if !value.is_null() {
+                    found.push(path);
+                }
+            } else if !known.contains(&&name[..]) {
+                return Err(unknown_field(&path, known));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A field that is not known, by OpenAI's code.
+fn unknown_field(path: &str, known: &[&str]) -> Refused {
+    let path: String = path.chars().take(200).collect();
+    let message = format!("there is no `{path}`; known here are {}", known.join(", "));
+    Refused {
+        param: Some(path),
+        ..Refused::new("unknown_parameter", message)
+    }
+}
+
+/// A value of another type than its field has.
+fn wrong_type(session: &Value, error: &serde_path_to_error::Error<serde_json::Error>) -> Refused {
+    let (mut param, mut found) = ("session".to_owned(), Some(session));
+    for segment in error.path().iter() {
+        match segment {
+            Segment::Map { key } => {
+                found = found.and_then(|found| found.get(key));
+                param = format!("{param}.{key}");
+            }
+            Segment::Seq { .. } | Segment::Enum { .. } | Segment::Unknown => break,
+        }
+    }
+    let name = param.rsplit('.').next().unwrap_or_default();
+    let wanted = match name {
+        "include" => "a list of texts".to_owned(),
+        "type" | "model" | "input_audio_format" => "a text".to_owned(),
+        _ => match range_of(name) {
+            Some(range) => number_in(range),
+            None => "an object".to_owned(),
+        },
+    };
+    let found = found.map_or_else(String::new, Value::to_string);
+    wrong_value(&param, &found, &wanted)
+}
+
+/// A value that a field cannot have, and what it may have.
+fn wrong_value(param: &str, found: &str, wanted: &str) -> Refused {
+    let found: String = found.chars().take(60).collect();
+    Refused::value(param, format!("`{param}` is {found}; it must be {wanted}"))
+}
+
+/// The least and the most of a number.
+fn range_of(name: &str) -> Option<(f64, f64)> {
+    match name {
+        "latency_ms" => Some((10.0, 60_000.0)),
+        "threshold" => Some((0.0, 1.0)),
+        "prefix_padding_ms" => Some((0.0, 5_000.0)),
+        "silence_duration_ms" => Some((0.0, 10_000.0)),
+        _ => None,
+    }
+}
+
+/// A number of a field, where it is in the field's range.
+fn in_range(place: &str, name: &str, value: f64) -> Result<f64, Refused> {
+    match range_of(name) {
+        Some(range @ (least, most)) if !(least..=most).contains(&value) => {
+            let param = format!("{place}.{name}");
+            Err(wrong_value(&param, &value.to_string(), &number_in(range)))
+        }
+        _ => Ok(value),
+    }
+}
+
+fn number_in((least, most): (f64, f64)) -> String {
+    format!("a number from {least} to {most}")
+}
+
+/// What a client wants changed of its session, in either form.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct SessionUpdate {
     #[serde(rename = "type")]
@@ -177,7 +362,8 @@ struct InputUpdate {
 struct FormatUpdate {
     #[serde(rename = "type")]
     kind: Option<String>,
-    rate: Option<u32>,
+    /// A number that may be none of the rates.
+    rate: Option<Value>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -185,7 +371,7 @@ struct TranscriptionUpdate {
     model: Option<String>,
     /// Ours: the delay of words that is accepted with a cache-aware model.
     latency_ms: Option<f64>,
-    /// Options, and what is not known.
+    /// Options.
     #[serde(flatten)]
     options: Map<String, Value>,
 }
@@ -292,11 +478,7 @@ impl SessionConfig {
         let Some(milliseconds) = milliseconds else {
             return Ok(());
         };
-        if !(10.0..=60_000.0).contains(&milliseconds) {
-            let message = format!("{milliseconds} is not from 10 to 60000");
-            return Err(Refused::value(&format!("{param}.latency_ms"), message));
-        }
-        self.latency = Some(milliseconds / 1000.0);
+        self.latency = Some(in_range(param, "latency_ms", milliseconds)? / 1000.0);
         Ok(())
     }
 
@@ -367,27 +549,22 @@ impl SessionConfig {
             return Err(Refused::value(&format!("{param}.type"), message));
         }
         let mut rules = self.turn_detection.unwrap_or_default();
-        for (name, value, place, most) in [
-            ("threshold", update.threshold, &mut rules.threshold, 1.0),
+        for (name, value, place) in [
+            ("threshold", update.threshold, &mut rules.threshold),
             (
                 "prefix_padding_ms",
                 update.prefix_padding_ms,
                 &mut rules.prefix_padding_ms,
-                5_000.0,
             ),
             (
                 "silence_duration_ms",
                 update.silence_duration_ms,
                 &mut rules.silence_duration_ms,
-                10_000.0,
             ),
         ] {
-            let Some(value) = value else { continue };
-            if !(0.0..=most).contains(&value) {
-                let message = format!("{value} is not from 0 to {most}");
-                return Err(Refused::value(&format!("{param}.{name}"), message));
+            if let Some(value) = value {
+                *place = in_range(param, name, value)?;
             }
-            *place = value;
         }
         self.turn_detection = Some(rules);
         Ok(())
@@ -461,10 +638,12 @@ fn format_of_name(name: &str) -> Result<AudioFormat, Refused> {
 
 fn format_of_type(format: &FormatUpdate) -> Result<AudioFormat, Refused> {
     let of_rate = |rates: &[u32], usual: u32| {
-        let rate = format.rate.unwrap_or(usual);
-        rates.contains(&rate).then_some(rate).ok_or_else(|| {
-            let message = format!("{rate} is not one of the rates {rates:?}");
-            Refused::value("session.audio.input.format.rate", message)
+        let Some(rate) = &format.rate else { return Ok(usual) };
+        let known = rates.iter().find(|known| rate.as_u64() == Some(u64::from(**known)));
+        known.copied().ok_or_else(|| {
+            let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
+            let wanted = format!("one of {}", rates.join(", "));
+            wrong_value("session.audio.input.format.rate", &rate.to_string(), &wanted)
         })
     };
     match format.kind.as_deref().unwrap_or("audio/pcm") {

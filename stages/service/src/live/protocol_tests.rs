@@ -60,10 +60,7 @@ fn both_forms_of_a_session_are_read_and_written() {
 #[test]
 fn options_of_requests_hold_in_sessions() {
     let transcription = |fields: Value| json!({"audio": {"input": {"transcription": fields}}});
-    let first = update(transcription(
-        json!({"language": "fr", "prompt": "Ada Lovelace", "other": 3}),
-    ))
-    .unwrap();
+    let first = update(transcription(json!({"language": "fr", "prompt": "Ada Lovelace"}))).unwrap();
     assert_eq!(first.options.decoding.languages, ["fr"]);
     assert_eq!(first.options.decoding.phrases, ["Ada Lovelace"]);
     let shown = first.to_json("sess_1", "a", 0, false)["audio"]["input"]["transcription"].clone();
@@ -166,6 +163,148 @@ fn wrong_values_are_named() {
         Ok(())
     );
     assert_eq!(config.model, None);
+}
+
+#[test]
+fn messages_name_the_field_and_what_it_may_be() {
+    let input = |key: &str, value: Value| json!({"audio": {"input": {key: value}}});
+    for (session, message) in [
+        (
+            input("format", json!({"type": "audio/pcm", "rate": -1})),
+            "`session.audio.input.format.rate` is -1; it must be one of 8000, 16000, 22050, 24000, 32000, 44100, 48000, 88200, \
+             96000, 192000",
+        ),
+        (
+            input("format", json!({"type": "audio/pcmu", "rate": 24_000})),
+            "`session.audio.input.format.rate` is 24000; it must be one of 8000",
+        ),
+        (
+            input("format", json!(3)),
+            "`session.audio.input.format` is 3; it must be an object",
+        ),
+        (
+            input("transcription", json!({"latency_ms": "low"})),
+            "`session.audio.input.transcription.latency_ms` is \"low\"; it must be a number from 10 to 60000",
+        ),
+        (
+            json!({"input_audio_transcription": {"latency_ms": 5}}),
+            "`session.input_audio_transcription.latency_ms` is 5; it must be a number from 10 to 60000",
+        ),
+        (
+            json!({"turn_detection": {"threshold": 1.5}}),
+            "`session.turn_detection.threshold` is 1.5; it must be a number from 0 to 1",
+        ),
+        (
+            json!({"turn_detection": {"threshold": [0.5]}}),
+            "`session.turn_detection.threshold` is [0.5]; it must be a number from 0 to 1",
+        ),
+        (
+            json!({"include": "all"}),
+            "`session.include` is \"all\"; it must be a list of texts",
+        ),
+        (json!("all"), "`session` is \"all\"; it must be an object"),
+    ] {
+        assert_eq!(update(session.clone()).unwrap_err().message, message, "{session}");
+    }
+}
+
+#[test]
+fn fields_that_are_not_known_are_refused() {
+    let input =
+        |key: &str, value: Value| json!({"type": "session.update", "session": {"audio": {"input": {key: value}}}});
+    for (event, param) in [
+        (
+            json!({"type": "session.update", "session": {"voice": "alloy"}}),
+            "session.voice",
+        ),
+        (
+            json!({"type": "session.update", "session": {"audio": {"output": {}}}}),
+            "session.audio.output",
+        ),
+        (input("volume", json!(3)), "session.audio.input.volume"),
+        (input("format", json!({"bits": 16})), "session.audio.input.format.bits"),
+        (
+            input("transcription", json!({"frases": ["Zürich"]})),
+            "session.audio.input.transcription.frases",
+        ),
+        (
+            input("transcription", json!({"phrases[]": ["Zürich"]})),
+            "session.audio.input.transcription.phrases[]",
+        ),
+        (
+            input("turn_detection", json!({"silence": null})),
+            "session.audio.input.turn_detection.silence",
+        ),
+        (
+            json!({"type": "transcription_session.update", "session": {"turn_detection": {"treshold": 0.5}}}),
+            "session.turn_detection.treshold",
+        ),
+        (
+            json!({"type": "transcription_session.update", "session": {"input_audio_transcription": {"a": 1}}}),
+            "session.input_audio_transcription.a",
+        ),
+        (json!({"type": "session.update", "session": {}, "sesion": {}}), "sesion"),
+        (
+            json!({"type": "input_audio_buffer.append", "audio": "AAEC", "rate": 8000}),
+            "rate",
+        ),
+        (json!({"type": "input_audio_buffer.commit", "final": true}), "final"),
+    ] {
+        let refused = ClientEvent::parse(&event.to_string()).1.expect_err(param);
+        assert_eq!(
+            (refused.code, refused.param.as_deref()),
+            ("unknown_parameter", Some(param))
+        );
+        assert!(
+            refused.message.contains(param) && refused.message.contains("known here are"),
+            "{}",
+            refused.message
+        );
+    }
+}
+
+#[test]
+fn fields_without_effect_are_told() {
+    let ignored = |event: Value| match ClientEvent::parse(&event.to_string()).1 {
+        Ok(ClientEvent::Update { ignored, .. }) => ignored,
+        other => panic!("{other:?}"),
+    };
+    let present = json!({"type": "session.update", "session": {"audio": {"input": {
+        "noise_reduction": {"type": "near_field"},
+        "turn_detection": {"type": "server_vad", "create_response": true, "idle_timeout_ms": null},
+    }}}});
+    assert_eq!(
+        ignored(present),
+        [
+            "session.audio.input.noise_reduction",
+            "session.audio.input.turn_detection.create_response"
+        ]
+    );
+    let older = json!({"type": "transcription_session.update", "session": {
+        "input_audio_noise_reduction": {"type": "far_field"}, "turn_detection": {"interrupt_response": false},
+    }});
+    assert_eq!(
+        ignored(older),
+        [
+            "session.input_audio_noise_reduction",
+            "session.turn_detection.interrupt_response"
+        ]
+    );
+    assert_eq!(
+        ignored(json!({"type": "session.update", "session": {"id": "sess_1"}})),
+        [""; 0]
+    );
+}
+
+#[test]
+fn every_option_of_a_session_is_known() {
+    for name in TRANSCRIPTION_FIELDS {
+        assert!(
+            ["model", "latency_ms"].contains(name) || Options::field(name).is_some(),
+            "{name}"
+        );
+    }
+    assert_eq!(TRANSCRIPTION_FIELDS.len(), 2 + Options::FIELDS);
 }
 
 #[test]

@@ -347,15 +347,18 @@ impl Connection {
     async fn follow(&mut self, live: &mut Live, text: &str) -> Result<(), End> {
         let (id, event) = ClientEvent::parse(text);
         let followed = match event {
-            Ok(ClientEvent::Update { update, older }) => match live.update(*update).await {
+            Ok(ClientEvent::Update { update, older, ignored }) => match live.update(*update).await {
                 Ok(()) => {
                     let updated = if older {
                         "transcription_session.updated"
                     } else {
                         "session.updated"
                     };
-                    let session = live.to_json(&self.id, older);
-                    return self.send(updated, session).await;
+                    let mut answer = live.to_json(&self.id, older);
+                    if !ignored.is_empty() {
+                        answer["ignored"] = json!(ignored);
+                    }
+                    return self.send(updated, answer).await;
                 }
                 Err(refused) => Err(refused),
             },

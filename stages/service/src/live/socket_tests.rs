@@ -240,9 +240,12 @@ fn older_clients_commit_and_clear_by_hand_and_errors_end_nothing() {
         let created = client.expect("transcription_session.created").await;
         assert_eq!(created["session"]["input_audio_format"], "pcm16");
         client
-            .send(json!({"type": "transcription_session.update", "session": {"turn_detection": null}}))
+            .send(json!({"type": "transcription_session.update", "session": {
+                "turn_detection": null, "input_audio_noise_reduction": {"type": "near_field"},
+            }}))
             .await;
-        client.expect("transcription_session.updated").await;
+        let updated = client.expect("transcription_session.updated").await;
+        assert_eq!(updated["ignored"], json!(["session.input_audio_noise_reduction"]));
         client
             .send(json!({"type": "input_audio_buffer.commit", "event_id": "mine"}))
             .await;
@@ -251,6 +254,10 @@ fn older_clients_commit_and_clear_by_hand_and_errors_end_nothing() {
         assert_eq!(error["error"]["event_id"], "mine");
         for (message, code) in [
             (ClientMessage::text("no JSON"), "invalid_json"),
+            (
+                ClientMessage::text(json!({"type": "input_audio_buffer.commit", "final": true}).to_string()),
+                "unknown_parameter",
+            ),
             (
                 ClientMessage::text(json!({"type": "response.create"}).to_string()),
                 "unknown_event",

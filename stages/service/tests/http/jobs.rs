@@ -95,6 +95,22 @@ fn a_job_has_the_result_that_the_request_would_have_had() {
     let failed = result(&service, &id);
     assert_eq!((failed.status, failed.error().0.as_str()), (409, "job_failed"));
 
+    for (limit, told) in [
+        ("-1", "`-1`"),
+        ("0", "`0`"),
+        ("101", "`101`"),
+        ("1e2", "`1e2`"),
+        ("", "``"),
+    ] {
+        let refused = service.get(&format!("/v1/jobs?limit={limit}"));
+        assert_eq!(refused.status, 400, "{limit}");
+        assert_eq!(refused.error().1.as_deref(), Some("limit"), "{limit}");
+        let message = format!("`limit` is {told}; it must be a whole number from 1 to 100");
+        assert_eq!(refused.json()["error"]["message"], message);
+    }
+    let unknown = service.get("/v1/jobs?limits=3");
+    assert_eq!((unknown.status, unknown.error().0.as_str()), (400, "unknown_parameter"));
+    assert!(unknown.text.contains("`limits`"), "{}", unknown.text);
     let listed = service.get("/v1/jobs?limit=3").json();
     assert_eq!(listed["data"].as_array().unwrap().len(), 3);
     assert_eq!(
@@ -294,6 +310,38 @@ fn jobs_are_bounded() {
 }
 
 #[test]
+fn a_job_whose_folder_is_deleted_is_gone_and_the_next_one_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = Arc::new(Mutex::new(String::new()));
+    let log = Arc::clone(&said);
+    let service = Service::start_with_log(
+        with_jobs(folder.path()),
+        Arc::new(move |line: &str| log.lock().unwrap().push_str(line)),
+    );
+    let short = recording("eval0_en-us.wav");
+    let running = id_of(&service.send(JOBS, Some(&long_recording(1200)), &[]));
+    let [waiting, unwanted, last] = [(); 3].map(|()| id_of(&service.send(JOBS, Some(&short), &[])));
+    let of = |id: &str| folder.path().join("jobs").join(id);
+    wait(|| fs::metadata(of(&running).join("progress")).is_ok_and(|log| log.len() > 0));
+    for id in [&waiting, &unwanted, &running] {
+        // A file may be made in it meanwhile.
+        wait(|| fs::remove_dir_all(of(id)).is_ok());
+    }
+    assert_eq!(delete(&service, &unwanted).status, 404);
+    wait(|| state(&service, &last) == "done");
+    for id in [&running, &waiting, &unwanted] {
+        assert_eq!(service.get(&format!("{JOBS}/{id}")).error().0, "job_not_found");
+        let warning = format!(
+            "warning: the job {id} is gone: its folder {} was deleted",
+            of(id).display()
+        );
+        let said = said.lock().unwrap();
+        assert_eq!(said.matches(&warning).count(), 1, "{said}");
+    }
+    assert_eq!(service.metric("flow_queued_jobs"), 0.0);
+}
+
+#[test]
 fn a_result_that_cannot_be_written_is_written_again_and_not_transcribed_again() {
     let folder = tempfile::tempdir().unwrap();
     let said = Arc::new(Mutex::new(String::new()));
@@ -326,18 +374,21 @@ fn a_job_that_every_process_dies_of_fails_in_the_end() {
     settings.jobs.max_attempts = 2;
     let service = Service::start(settings.clone());
     let id = id_of(&service.send(JOBS, Some(&long_recording(1200)), &[]));
-    wait(|| state(&service, &id) == "running");
     let attempts = folder.path().join("jobs").join(&id).join("attempts.json");
     let counts = |count: u32| {
         let text = fs::read_to_string(&attempts).unwrap_or_default();
         text.starts_with(&format!("{{\"count\":{count},"))
     };
-    // The log begins once the engine has the request, for which a stop waits.
-    let log = attempts.with_file_name("progress");
-    wait(|| counts(1) && fs::metadata(&log).is_ok_and(|log| log.len() > 0));
+    wait(|| counts(1));
     drop(service);
-    // A stop does not count; two deaths do where nothing more was done.
+    // A stop does not count, whether the engine had the job or was about to have it; two deaths do where nothing more was done.
     assert!(counts(0));
+    for _ in 0..8 {
+        let service = Service::start(settings.clone());
+        wait(|| counts(1));
+        drop(service);
+        assert!(counts(0));
+    }
     fs::write(&attempts, r#"{"count": 2, "records": 1000000}"#).unwrap();
     let service = Service::start(settings);
     wait(|| state(&service, &id) == "failed");

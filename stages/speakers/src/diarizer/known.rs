@@ -1,5 +1,7 @@
 //! Names speakers whose voices are known.
 
+use flow_text::written_form::nfc;
+
 use super::Diarized;
 use crate::assignment::least_cost;
 use crate::error::{Error, Result};
@@ -45,7 +47,7 @@ impl KnownSpeakers {
         for (number, (name, voice)) in voices.iter().enumerate() {
             let fault = if let Some(fault) = Self::fault_of_name(name) {
                 fault
-            } else if voices[..number].iter().any(|(other, _)| other == name) {
+            } else if voices[..number].iter().any(|(other, _)| nfc(other) == nfc(name)) {
                 "comes twice"
             } else if voice.len() != voices[0].1.len() {
                 "has an embedding of another length than the first"

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::samples::samples;
 use flow_kind::{StageError, Storage, read_regular_file};
+use flow_text::written_form::nfc;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -76,9 +77,11 @@ pub fn read(storage: &Storage, path: &Path) -> Result<Vec<(String, Voice)>, Stag
         if let Some(fault) = KnownSpeakers::fault_of_name(name) {
             return Err(wrong(format!("`{name}` cannot be the name of a speaker: it {fault}")));
         }
-        // RTTM has no spaces.
-        if !seen.insert(field(name)) {
-            return Err(wrong(format!("`{name}` is there twice, perhaps with other spaces")));
+        // RTTM has no spaces, and a letter with a mark may be one character or two.
+        if !seen.insert(field(&nfc(name))) {
+            return Err(wrong(format!(
+                "`{name}` is there twice, perhaps with other spaces or in another Unicode form"
+            )));
         }
         match voice {
             Voice::Recording(recording) => {
@@ -184,6 +187,7 @@ mod tests {
             (r#"{"Ann": "gone.wav"}"#, "gone.wav, does not exist"),
             (r#"{"Ann": [1], "Ann": [2]}"#, "there twice"),
             (r#"{"Ann Lee": [1], "Ann_Lee": [2]}"#, "there twice"),
+            ("{\"Ren\u{e9}\": [1], \"Rene\u{301}\": [2]}", "there twice"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::changes::{AddedRecording, AddedSpeaker, Change, Recording, Voices, fault_of_name};
+use flow_text::written_form::nfc;
+
+use super::changes::{AddedRecording, AddedSpeaker, Change, Recording, Voices, fault_of_name, is_same_name};
 use super::cluster::{Item, clusters};
 use super::diarization::{Diarization, FoundSpeaker};
 use super::{Appearance, MOST_SPEAKERS, SpeakerKey, VoiceId, centroid, cosine};
 use crate::assignment::least_cost;
 use crate::diarizer::{DiarizationSettings, KnownSpeakers};
 use crate::error::{Error, Result};
-use crate::stages::write::field;
 
 /// A recording to be added.
 #[derive(Debug, Clone)]
@@ -95,14 +96,14 @@ pub fn added(voices: &Voices, mut new: Vec<New>, next: VoiceId, grouping: &Group
         let new = || {
             named
                 .iter()
-                .find(|(_, name)| field(name) == field(&key.speaker))
+                .find(|(_, name)| is_same_name(name, &key.speaker))
                 .map(|(voice, _)| *voice)
         };
         let voice = match voices.named(&key.speaker).or_else(new) {
             Some(voice) => voice,
             None => {
                 let voice = next()?;
-                named.push((voice, key.speaker.clone()));
+                named.push((voice, nfc(&key.speaker).into_owned()));
                 voice
             }
         };

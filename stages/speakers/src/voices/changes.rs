@@ -3,6 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use flow_text::written_form::nfc;
 use serde::{Deserialize, Serialize};
 
 use super::{Appearance, MOST_SPEAKERS, SpeakerKey, VoiceId, centroid, cosine};
@@ -122,6 +123,11 @@ pub fn fault_of_name(name: &str) -> Option<&'static str> {
     }
 }
 
+/// Whether two names are those of one voice.
+pub(super) fn is_same_name(a: &str, b: &str) -> bool {
+    field(&nfc(a)) == field(&nfc(b))
+}
+
 impl Voices {
     pub fn recordings(&self) -> &BTreeMap<String, Recording> {
         &self.recordings
@@ -142,12 +148,15 @@ impl Voices {
             .map(|(_, member)| member.appearance.embedding.len())
     }
 
-    /// The voice of this name; a name is the same with `_` in place of spaces, since RTTM has none.
+    /// The voice of this name; a name is the same with `_` in place of spaces, since RTTM has none, and in another Unicode form.
     pub fn named(&self, name: &str) -> Option<VoiceId> {
-        let wanted = field(name);
+        self.with_name(|other| is_same_name(other, name))
+    }
+
+    fn with_name(&self, is_it: impl Fn(&str) -> bool) -> Option<VoiceId> {
         let mut named = self.voices.iter();
         named
-            .find(|(_, voice)| voice.name.as_deref().is_some_and(|name| field(name) == wanted))
+            .find(|(_, voice)| voice.name.as_deref().is_some_and(&is_it))
             .map(|(id, _)| *id)
     }
 
@@ -343,7 +352,8 @@ impl Voices {
         if let Some(fault) = fault_of_name(name) {
             return Err(format!("{voice} {fault}"));
         }
-        match self.named(name) {
+        // Stores of earlier versions may have a name in two Unicode forms.
+        match self.with_name(|other| field(other) == field(name)) {
             Some(other) if other != voice => Err(format!("{other} has the name {name:?} already")),
             _ => {
                 self.voices.entry(voice).or_default().name = Some(name.to_owned());

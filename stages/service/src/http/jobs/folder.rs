@@ -12,13 +12,15 @@
 //! A job is made within the private folder of this process and accepted by the rename of its folder; it is removed by a rename
 //! into the private folder. So whenever the process dies, each job is there as a whole or not at all.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fmt::Display;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use flow_kind::store::{remove_left, write_atomically};
 use flow_kind::{open_regular_file, random_hex};
+use flow_storage::is_one_file;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -164,6 +166,8 @@ pub struct StoredJob {
 /// The folder, held by this process.
 pub struct JobFolder {
     path: PathBuf,
+    /// What is at the path, as it was opened.
+    opened: Metadata,
     /// Below `path`, for uploads, and for what is made or removed.
     pub private: TempFolder,
     /// Locked as long as it is open.
@@ -214,14 +218,12 @@ impl JobFolder {
             }
             match stored(&entry.path(), &name) {
                 Ok(job) => jobs.push(job),
-                Err(error) => faults.push(format!(
-                    "the job {} cannot be read and is left as it is: {error}",
-                    entry.path().display()
-                )),
+                Err(error) => faults.push(format!("the job {name} cannot be read and is left as it is: {error}")),
             }
         }
         jobs.sort_by_key(|job| job.request.number);
         let folder = Self {
+            opened: path.metadata()?,
             path: path.to_owned(),
             private,
             _lock: lock,
@@ -229,8 +231,31 @@ impl JobFolder {
         Ok((folder, jobs, faults))
     }
 
-    fn of(&self, id: &str) -> PathBuf {
+    /// The folder of a job.
+    pub fn of(&self, id: &str) -> PathBuf {
         self.path.join(id)
+    }
+
+    /// Whether somebody has deleted the folder of a job, while the folder of all jobs is the one that was opened: a file system that
+    /// is not mounted for a while has all jobs still.
+    pub fn is_gone(&self, id: &str) -> bool {
+        let is_gone = match fs::symlink_metadata(self.of(id)) {
+            Ok(found) => !found.is_dir(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        is_gone
+            && self
+                .path
+                .metadata()
+                .is_ok_and(|found| is_one_file(&found, &self.opened))
+    }
+
+    /// Bytes of a job that has not ended: its recording and the logs of what is done.
+    ///
+    /// # Errors
+    /// If its recording cannot be looked at.
+    pub fn bytes(&self, id: &str) -> io::Result<u64> {
+        bytes_of_work(&self.of(id))
     }
 
     /// Accepts a job: it is on disk when this returns. The upload is in the private folder.
@@ -289,6 +314,13 @@ impl JobFolder {
     /// How much of a job is done.
     pub fn logged(&self, id: &str) -> Logged {
         logged(&self.of(id))
+    }
+
+    /// A log of a job that is not one: it is neither read nor written.
+    pub fn unusable_log(&self, id: &str) -> Option<PathBuf> {
+        let folder = self.of(id);
+        let mut logs = logs(&folder);
+        logs.find(|(_, found)| !found.is_file()).map(|(log, _)| log)
     }
 
     /// Notes how often a job was begun without progress; the next progress is what is more than these `records` of its log.
@@ -353,22 +385,34 @@ impl JobFolder {
     }
 }
 
-/// The logs of a job that are there.
-fn logs(path: &Path) -> impl Iterator<Item = PathBuf> {
+/// The logs of a job that are there; links are not followed.
+fn logs(path: &Path) -> impl Iterator<Item = (PathBuf, Metadata)> {
     let log = path.join(PROGRESS);
     (0..MOST_LOGS)
         .map(move |channel| log_of(&log, channel))
-        .filter(|log| log.exists())
+        .filter_map(|log| fs::symlink_metadata(&log).ok().map(|found| (log, found)))
+}
+
+fn bytes_of_work(path: &Path) -> io::Result<u64> {
+    let logs: u64 = logs(path).map(|(_, found)| found.len()).sum();
+    let audio = path.join(AUDIO);
+    let found = fs::metadata(&audio).map_err(|error| of_file(&audio, &error))?;
+    Ok(found.len().saturating_add(logs))
+}
+
+/// An error that names its file.
+fn of_file(path: &Path, error: &dyn Display) -> io::Error {
+    io::Error::other(format!("{}: {error}", path.display()))
 }
 
 fn logged(path: &Path) -> Logged {
-    let all = logs(path).map(|log| Logged::read(&log));
+    let all = logs(path).map(|(log, _)| Logged::read(&log));
     all.reduce(Logged::and).unwrap_or_default()
 }
 
 /// Deletes what a job that has ended needs no more. What is left is deleted at the next start.
 fn remove_work(path: &Path) {
-    for left in logs(path).chain([path.join(AUDIO)]) {
+    for left in logs(path).map(|(log, _)| log).chain([path.join(AUDIO)]) {
         let _ = fs::remove_file(left);
     }
 }
@@ -377,15 +421,16 @@ fn remove_work(path: &Path) {
 fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
     // What a killed process had begun to write.
     let _ = remove_left(path);
-    let request: JobRequest = read(&path.join(REQUEST))?.ok_or(io::ErrorKind::NotFound)?;
+    let request_path = path.join(REQUEST);
+    let request: Option<JobRequest> = read(&request_path)?;
+    let request = request.ok_or_else(|| of_file(&request_path, &"there is no such file"))?;
     if request.id != id {
-        return Err(io::Error::other("its request has another id"));
+        return Err(of_file(&request_path, &format!("it is the request of {}", request.id)));
     }
     // A job is not lost for the sake of these: without them it counts as new.
     let attempts: Attempts = read(&path.join(ATTEMPTS)).ok().flatten().unwrap_or_default();
     let delivery = read(&path.join(DELIVERY)).ok().flatten().unwrap_or_default();
-    let (audio, outcome) = (path.join(AUDIO), path.join(OUTCOME));
-    let bytes = |path: &Path| fs::metadata(path).map(|found| found.len());
+    let outcome = path.join(OUTCOME);
     let job = |outcome, logged: Logged, bytes| StoredJob {
         request,
         attempts: if logged.records > attempts.records {
@@ -398,16 +443,19 @@ fn stored(path: &Path, id: &str) -> io::Result<StoredJob> {
         delivery,
         bytes,
     };
+    let of_outcome = |error: &dyn Display| of_file(&outcome, error);
     match open_regular_file(&outcome) {
         Ok(file) => {
+            let bytes = file.metadata().map_err(|error| of_outcome(&error))?.len();
             let mut line = Vec::new();
-            BufReader::new(file.take(MOST)).read_until(b'\n', &mut line)?;
-            let read = serde_json::from_slice(&line)?;
+            let read = BufReader::new(file.take(MOST)).read_until(b'\n', &mut line);
+            read.map_err(|error| of_outcome(&error))?;
+            let read = serde_json::from_slice(&line).map_err(|error| of_outcome(&error))?;
             remove_work(path);
-            Ok(job(Some(read), Logged::default(), bytes(&outcome)?))
+            Ok(job(Some(read), Logged::default(), bytes))
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(job(None, logged(path), bytes(&audio)?)),
-        Err(error) => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(job(None, logged(path), bytes_of_work(path)?)),
+        Err(error) => Err(of_outcome(&error)),
     }
 }
 
@@ -419,15 +467,13 @@ fn write(path: &Path, value: &impl Serialize) -> io::Result<()> {
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let file = match open_regular_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
+        file => file.map_err(|error| of_file(path, &error))?,
     };
     let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes)?;
-    let name = || path.file_name().unwrap_or_default().display().to_string();
+    let read = file.take(MOST).read_to_end(&mut bytes);
+    read.map_err(|error| of_file(path, &error))?;
     let value = serde_json::from_slice(&bytes);
-    value
-        .map(Some)
-        .map_err(|error| io::Error::other(format!("{}: {error}", name())))
+    value.map(Some).map_err(|error| of_file(path, &error))
 }
 
 #[cfg(test)]
@@ -488,6 +534,8 @@ pub mod tests {
         assert_eq!(fs::read(folder.audio(&first.id).unwrap()).unwrap(), b"audio");
         folder.note_attempts(&second.id, 3, 0).unwrap();
         fs::write(folder.log(&third.id), "left").unwrap();
+        fs::write(log_of(&folder.log(&second.id), 0), "of left").unwrap();
+        fs::write(log_of(&folder.log(&second.id), 1), "of right").unwrap();
         folder.commit(&third.id, &outcome(End::Done), b"a\nb\n").unwrap();
         let delivery = Delivery {
             attempts: 2,
@@ -509,7 +557,9 @@ pub mod tests {
         assert_eq!(jobs.iter().map(|job| job.attempts).collect::<Vec<_>>(), [0, 3, 0]);
         assert_eq!(jobs[2].outcome, Some(outcome(End::Done)));
         assert_eq!((jobs[2].delivery, jobs[1].delivery), (delivery, Delivery::default()));
+        // The logs of what is done count.
         assert!(jobs[0].outcome.is_none() && jobs[0].bytes == 5);
+        assert_eq!(jobs[1].bytes, 5 + 7 + 8);
         assert!(!folder.log(&third.id).exists());
         assert!(!folder.audio(&third.id).unwrap().exists() && folder.audio(&first.id).unwrap().exists());
         folder.remove(&first.id).unwrap();
@@ -540,6 +590,7 @@ pub mod tests {
             fs::write(folder.of(&job.id).join(file), content).unwrap();
             job.id
         });
+        let mut wrong = Vec::new();
         for (file, content) in [
             (REQUEST, ""),
             (REQUEST, "{\"id\": 1}"),
@@ -550,13 +601,23 @@ pub mod tests {
         ] {
             let bad = accepted(&folder, 1);
             fs::write(folder.of(&bad.id).join(file), content).unwrap();
+            wrong.push((bad.id, file));
         }
-        // Without its recording, of another id, and a file in the place of a folder.
-        let bare = accepted(&folder, 2);
-        fs::remove_file(folder.audio(&bare.id).unwrap()).unwrap();
-        let renamed = accepted(&folder, 3);
-        fs::rename(folder.of(&renamed.id), folder.of(&new_id().unwrap())).unwrap();
-        fs::write(folder.of(&new_id().unwrap()), "").unwrap();
+        for file in [REQUEST, AUDIO, OUTCOME] {
+            let bad = accepted(&folder, 2);
+            let _ = fs::remove_file(folder.of(&bad.id).join(file));
+            if file == OUTCOME {
+                fs::create_dir(folder.of(&bad.id).join(file)).unwrap();
+            }
+            wrong.push((bad.id, file));
+        }
+        // Of another id, and a file in the place of a folder.
+        let (renamed, id) = (accepted(&folder, 3), new_id().unwrap());
+        fs::rename(folder.of(&renamed.id), folder.of(&id)).unwrap();
+        wrong.push((id, REQUEST));
+        let id = new_id().unwrap();
+        fs::write(folder.of(&id), "").unwrap();
+        wrong.push((id, REQUEST));
         // Of nobody here.
         fs::create_dir(folder.of("job_of_mine")).unwrap();
         drop(folder);
@@ -564,8 +625,12 @@ pub mod tests {
         let found: std::collections::BTreeSet<&str> = jobs.iter().map(|job| &job.request.id[..]).collect();
         assert_eq!(found, [&good.id[..], &kept[0], &kept[1]].into());
         assert!(jobs.iter().all(|job| job.attempts == 0));
-        assert_eq!(faults.len(), 9, "{faults:#?}");
-        assert!(faults.iter().all(|fault| fault.contains("job_")), "{faults:#?}");
+        assert_eq!(faults.len(), wrong.len(), "{faults:#?}");
+        for (id, file) in wrong {
+            let path = parent.path().join(&id).join(file).display().to_string();
+            let names = |fault: &&String| fault.starts_with(&format!("the job {id} ")) && fault.contains(&path);
+            assert_eq!(faults.iter().filter(names).count(), 1, "{path}: {faults:#?}");
+        }
     }
 
     #[test]

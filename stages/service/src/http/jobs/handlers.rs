@@ -1,5 +1,6 @@
 //! The paths of jobs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -17,6 +18,7 @@ use super::super::transcriptions::{read_form, tell_ignored};
 use super::super::upload::NO_ROOM;
 use super::Jobs;
 use super::folder::JobRequest;
+use crate::options::shown;
 
 /// The header by which a request that is sent again is recognized.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -122,11 +124,12 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 
 /// The query of a list.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct ListQuery {
-    limit: Option<usize>,
+    limit: Option<String>,
     after: Option<String>,
     state: Option<String>,
+    #[serde(flatten)]
+    unknown: BTreeMap<String, String>,
 }
 
 /// `GET /v1/jobs`.
@@ -137,11 +140,23 @@ pub async fn list(
 ) -> Result<Json<Value>, ApiError> {
     let jobs = jobs(&app)?;
     let Query(query) = query.map_err(|error| ApiError::bad_request("invalid_query", error.body_text()))?;
-    let limit = query.limit.unwrap_or(USUAL_LIMIT);
-    if !(1..=MAX_LIMIT).contains(&limit) {
-        let message = format!("`limit` is {limit}; it must be from 1 to {MAX_LIMIT}");
-        return Err(ApiError::parameter("limit", "invalid_value", message));
+    if let Some(name) = query.unknown.keys().next() {
+        let message = format!(
+            "there is no parameter `{}`; there are limit, after and state",
+            shown(name)
+        );
+        return Err(ApiError::bad_request("unknown_parameter", message));
     }
+    let limit = query.limit.map_or(Ok(USUAL_LIMIT), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+        limit.ok_or_else(|| {
+            let message = format!(
+                "`limit` is `{}`; it must be a whole number from 1 to {MAX_LIMIT}",
+                shown(&text)
+            );
+            ApiError::parameter("limit", "invalid_value", message)
+        })
+    })?;
     if query.state.as_deref().is_some_and(|state| !STATES.contains(&state)) {
         let message = format!("`state` is none of {}", STATES.join(", "));
         return Err(ApiError::parameter("state", "invalid_value", message));
@@ -189,7 +204,7 @@ pub async fn delete(
     headers: HeaderMap,
 ) -> Result<Json<Value>, ApiError> {
     let owner = app.keys.owner(&headers);
-    let (of, id) = (Arc::clone(jobs(&app)?), id_of(path));
-    let deleted = tokio::spawn(async move { of.delete(owner.as_deref(), &id).await }).await;
+    let (of, id, log) = (Arc::clone(jobs(&app)?), id_of(path), Arc::clone(&app.log));
+    let deleted = tokio::spawn(async move { of.delete(owner.as_deref(), &id, &log).await }).await;
     Ok(Json(deleted.map_err(|error| broken(&error))??))
 }

@@ -23,6 +23,7 @@ use flow_storage::Storage;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::time::sleep;
 
 use self::folder::{Delivery, DeliveryState, End, JobFolder, JobRequest, Outcome, new_id};
 use self::webhook::Secret;
@@ -37,6 +38,9 @@ pub use self::settings::JobSettings;
 /// Bytes that a job counts for at least: its files and folders have that much.
 const LEAST_BYTES: u64 = 16 << 10;
 
+/// How often the files of a job that runs are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// The jobs of the service.
 pub struct Jobs {
     /// For recordings that are in object storage.
@@ -49,6 +53,8 @@ pub struct Jobs {
     table: Mutex<Table>,
     /// Held while the end of a job is committed or a job is removed, so that a job has one end.
     commits: AsyncMutex<()>,
+    /// Held by the worker until it takes no more jobs.
+    working: AsyncMutex<()>,
     /// There is a job to be run.
     queued: Notify,
     /// Numbers of jobs whose webhook is to be sent.
@@ -76,7 +82,7 @@ struct Entry {
     /// It is not begun before.
     not_before: Option<Instant>,
     delivery: Delivery,
-    /// Of the recording or the result.
+    /// Of the recording and the logs of what is done, or of the result.
     reservation: Reservation,
 }
 
@@ -173,6 +179,7 @@ impl Jobs {
             secret,
             table: Mutex::new(table),
             commits: AsyncMutex::new(()),
+            working: AsyncMutex::new(()),
             queued: Notify::new(),
             owed,
             sending: Mutex::new(Some(sending)),
@@ -352,11 +359,13 @@ impl Jobs {
     ///
     /// # Errors
     /// 404 if there is none of this owner; 507 if the folder cannot be written.
-    pub async fn delete(&self, owner: Option<&str>, id: &str) -> Result<Value, ApiError> {
+    pub async fn delete(&self, owner: Option<&str>, id: &str, log: &Log) -> Result<Value, ApiError> {
         let failed = |error: io::Error| {
             let message = format!("the job cannot be changed: {}", error.kind());
             ApiError::new(axum::http::StatusCode::INSUFFICIENT_STORAGE, "job_not_stored", message)
         };
+        self.table().owned(owner, id)?;
+        self.forget_if_gone(id, log).await;
         let _alone = self.commits.lock().await;
         let (number, has_ended) = {
             let table = self.table();
@@ -400,13 +409,20 @@ impl Jobs {
         blocking(move || folder.note_attempts(&id, attempts, logged.records)).await
     }
 
-    /// How much of a job is done.
+    /// How much of a job is done. Warns of a log that is not used.
     ///
     /// # Errors
     /// If no thread can read it.
-    pub async fn logged(&self, request: &JobRequest) -> io::Result<Logged> {
+    pub async fn logged(&self, request: &JobRequest, log: &Log) -> io::Result<Logged> {
         let (folder, id) = (Arc::clone(&self.folder), request.id.clone());
-        blocking(move || Ok(folder.logged(&id))).await
+        let (logged, unusable) = blocking(move || Ok((folder.logged(&id), folder.unusable_log(&id)))).await?;
+        if let Some(path) = unusable {
+            log(&format!(
+                "warning: {}: it is not a regular file: what is done of the job is not noted, and an interruption begins it anew",
+                path.display()
+            ));
+        }
+        Ok(logged)
     }
 
     /// Sets what tells of the progress of a job that runs.
@@ -488,6 +504,55 @@ impl Jobs {
         table.jobs.remove(&number);
         table.numbers.remove(&id);
         Ok(())
+    }
+
+    /// Forgets a job whose folder somebody has deleted. Returns whether it is gone.
+    pub async fn forget_if_gone(&self, id: &str, log: &Log) -> bool {
+        let _alone = self.commits.lock().await;
+        let (folder, of) = (Arc::clone(&self.folder), id.to_owned());
+        if !blocking(move || Ok(folder.is_gone(&of))).await.unwrap_or(false) {
+            return false;
+        }
+        let mut table = self.table();
+        if let Some(entry) = table.numbers.remove(id).and_then(|number| table.jobs.remove(&number)) {
+            drop(table);
+            if let Status::Running(running) = entry.status {
+                running.cancelled.notify_one();
+            }
+            let path = self.folder.of(id);
+            log(&format!(
+                "warning: the job {id} is gone: its folder {} was deleted",
+                path.display()
+            ));
+        }
+        true
+    }
+
+    /// Looks at the files of a job that runs from time to time, since its logs grow and count in `max_bytes`. Returns once the job is
+    /// gone.
+    pub async fn watch(&self, request: &JobRequest, log: &Log) {
+        while !self.forget_if_gone(&request.id, log).await {
+            self.measure(request).await;
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Reserves what the files of a job that runs have now.
+    async fn measure(&self, request: &JobRequest) {
+        let (folder, id) = (Arc::clone(&self.folder), request.id.clone());
+        let Ok(bytes) = blocking(move || folder.bytes(&id)).await else {
+            return;
+        };
+        if let Some(entry) = self.table().jobs.get_mut(&request.number)
+            && matches!(entry.status, Status::Running(_))
+        {
+            entry.reservation.set_anyway(bytes.max(LEAST_BYTES));
+        }
+    }
+
+    /// Waits until the worker has taken back what it had begun, after a stop of the service.
+    pub async fn has_stopped(&self) {
+        drop(self.working.lock().await);
     }
 
     /// The webhook of a job, if it is to be sent.
@@ -652,5 +717,58 @@ impl Entry {
     fn owes_webhook(&self) -> bool {
         let has_ended = matches!(self.status, Status::Ended(_));
         has_ended && self.request.webhook.is_some() && self.delivery.state == DeliveryState::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn logs_of_what_is_done_count_in_the_bytes_of_all_jobs() {
+        let folder = TempDir::new().unwrap();
+        let settings = JobSettings {
+            folder: Some(folder.path().join("jobs")),
+            max_bytes: 1 << 20,
+            ..JobSettings::default()
+        };
+        let path = settings.folder.as_deref().unwrap();
+        let (made, ..) = JobFolder::open(path, settings.max_bytes).unwrap();
+        folder::tests::accepted(&made, 1);
+        drop(made);
+        let log: Log = Arc::new(|_| {});
+        let jobs = Jobs::open(&Storage::default(), &settings, &log).unwrap().unwrap();
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let has_room = |jobs: &Jobs| jobs.folder.private.reserve(500 << 10).is_some();
+        let begun = runtime.block_on(jobs.next());
+        let log_of_job = jobs.folder.log(&begun.request.id);
+        runtime.block_on(jobs.measure(&begun.request));
+        assert!(has_room(&jobs));
+        fs::write(&log_of_job, vec![0; 600 << 10]).unwrap();
+        runtime.block_on(jobs.measure(&begun.request));
+        assert!(!has_room(&jobs));
+        drop(jobs);
+        // As at the next start, until the job has ended.
+        let jobs = Jobs::open(&Storage::default(), &settings, &log).unwrap().unwrap();
+        assert!(!has_room(&jobs));
+        let begun = runtime.block_on(jobs.next());
+        let outcome = Outcome {
+            end: End::Done,
+            finished_at: now(),
+            audio_seconds: None,
+            content_type: None,
+            error: None,
+        };
+        let finished = jobs.finish(&begun.request, outcome, Bytes::new());
+        assert!(runtime.block_on(finished).unwrap() && !log_of_job.exists());
+        assert!(has_room(&jobs));
+        // What is measured late does not count.
+        runtime.block_on(jobs.measure(&begun.request));
+        assert!(has_room(&jobs));
     }
 }

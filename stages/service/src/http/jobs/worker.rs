@@ -18,7 +18,7 @@ use super::super::service::reached;
 use super::folder::{End, JobRequest, Outcome};
 use super::source::{FetchLimits, Unfetched};
 use super::{Begun, Jobs, now, webhook};
-use crate::engine::{EngineError, Finished, Logged};
+use crate::engine::{EngineError, Finished};
 
 /// Wait before a job is begun again for which there was no place or no memory, and before an end is written again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -57,17 +57,22 @@ pub async fn run(app: App, jobs: Arc<Jobs>) {
         }
     };
     let work = async {
+        let _working = jobs.working.lock().await;
         loop {
             let begun = tokio::select! {
-                begun = jobs.next() => begun,
+                biased;
                 () = reached(app.phase.clone(), Phase::Draining) => return,
+                begun = jobs.next() => begun,
             };
             let request = Arc::clone(&begun.request);
             match job(&app, &jobs, begun).await {
                 Ran::Over => {}
                 Ran::Again => {
                     jobs.put_back(&request);
-                    sleep(PAUSE).await;
+                    tokio::select! {
+                        () = sleep(PAUSE) => {}
+                        () = reached(app.phase.clone(), Phase::Draining) => return,
+                    }
                 }
                 Ran::Later => {
                     jobs.put_back_for(&request, LATER);
@@ -96,7 +101,10 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         attempts,
         cancelled,
     } = begun;
-    let Ok(logged) = jobs.logged(&request).await else {
+    if jobs.forget_if_gone(&request.id, &app.log).await {
+        return Ran::Over;
+    }
+    let Ok(logged) = jobs.logged(&request, &app.log).await else {
         return Ran::Again;
     };
     if attempts >= jobs.settings.max_attempts {
@@ -111,13 +119,24 @@ async fn job(app: &App, jobs: &Jobs, begun: Begun) -> Ran {
         );
         return end(app, jobs, &request, Err(error)).await;
     }
+    let fetched = tokio::select! {
+        fetched = jobs.fetch(&request, fetch_limits(app), &app.log) => fetched,
+        () = cancelled.notified() => return Ran::Over,
+        () = reached(app.phase.clone(), Phase::Draining) => return Ran::Interrupted,
+    };
+    match fetched {
+        Ok(()) => {}
+        Err(Unfetched::Later) => return Ran::Later,
+        Err(Unfetched::Refused(error)) => return end(app, jobs, &request, Err(error)).await,
+    }
+    // Before the engine has it: a recording that kills the process may do so at once.
     if let Err(error) = jobs.note_attempts(&request, attempts.saturating_add(1), logged).await {
         (app.log)(&format!("warning: the job {} cannot be begun: {error}", request.id));
         return Ran::Again;
     }
-    let ran = transcribe(app, jobs, &request, (attempts, logged), &cancelled).await;
-    if matches!(ran, Ran::Again | Ran::Later | Ran::Interrupted) {
-        // Only deaths of the process count. If this is not written, one more is counted.
+    let ran = transcribe(app, jobs, &request, &cancelled).await;
+    if matches!(ran, Ran::Again | Ran::Interrupted) {
+        // Only deaths of the process count; a stop waits for this. If it is not written, one more is counted.
         let _ = jobs.note_attempts(&request, attempts, logged).await;
     }
     ran
@@ -131,23 +150,7 @@ fn fetch_limits(app: &App) -> FetchLimits {
     }
 }
 
-async fn transcribe(
-    app: &App,
-    jobs: &Jobs,
-    request: &JobRequest,
-    (attempts, begun): (u32, Logged),
-    cancelled: &Notify,
-) -> Ran {
-    let fetched = tokio::select! {
-        fetched = jobs.fetch(request, fetch_limits(app), &app.log) => fetched,
-        () = cancelled.notified() => return Ran::Over,
-        () = reached(app.phase.clone(), Phase::Draining) => return Ran::Interrupted,
-    };
-    match fetched {
-        Ok(()) => {}
-        Err(Unfetched::Later) => return Ran::Later,
-        Err(Unfetched::Refused(error)) => return end(app, jobs, request, Err(error)).await,
-    }
+async fn transcribe(app: &App, jobs: &Jobs, request: &JobRequest, cancelled: &Notify) -> Ran {
     let (Ok(engine), Ok(audio)) = (app.engine(), jobs.folder.audio(&request.id)) else {
         return Ran::Again;
     };
@@ -173,11 +176,8 @@ async fn transcribe(
             Err(error) => failed(app, jobs, request, error).await,
         },
         () = cancelled.notified() => Ran::Over,
-        () = reached(app.phase.clone(), Phase::Draining) => {
-            // While the engine still has the request: once it has none, the process ends.
-            let _ = jobs.note_attempts(request, attempts, begun).await;
-            Ran::Interrupted
-        }
+        () = jobs.watch(request, &app.log) => Ran::Over,
+        () = reached(app.phase.clone(), Phase::Draining) => Ran::Interrupted,
     }
 }
 
@@ -215,6 +215,9 @@ async fn end(app: &App, jobs: &Jobs, request: &JobRequest, ended: Result<Finishe
     };
     let mut pause = PAUSE;
     while let Err(error) = jobs.finish(request, outcome.clone(), result.clone()).await {
+        if jobs.forget_if_gone(&request.id, &app.log).await {
+            return Ran::Over;
+        }
         if pause == PAUSE {
             (app.log)(&format!(
                 "warning: the end of the job {} cannot be written, which is tried again: {error}",
