@@ -28,12 +28,15 @@ pub struct ValidationMetrics {
 /// A fixed sample of validation rows, for evaluation while a model trains.
 pub struct ValidationSet {
     rows: AudioRows,
+    /// For recordings that are in object storage.
+    storage: Storage,
 }
 
 impl ValidationSet {
     /// Chooses `per_language` rows of each language (0: all), always the same ones. `members` is the port of an
     /// `audio.probe`, where rows need it.
     pub fn read(
+        storage: &Storage,
         rows: &Artifact,
         members: Option<&Artifact>,
         shards: &str,
@@ -41,6 +44,7 @@ impl ValidationSet {
     ) -> Result<Self, EvaluationError> {
         Ok(ValidationSet {
             rows: AudioRows::read(rows, members, shards, per_language)?,
+            storage: storage.clone(),
         })
     }
 
@@ -49,7 +53,7 @@ impl ValidationSet {
     ///
     /// # Errors
     /// Where there are no rows, none with a word in its text, or none whose recording can be read.
-    pub fn check(&self, storage: &Storage, rejects: &RejectSet) -> Result<(), StageError> {
+    pub fn check(&self, rejects: &RejectSet) -> Result<(), StageError> {
         let utterances = &self.rows.utterances;
         if utterances.is_empty() {
             return Err(nothing_to_score("there are no rows to validate on", rejects));
@@ -59,7 +63,7 @@ impl ValidationSet {
             if words(split_tag(&utterance.text).1).is_empty() {
                 continue;
             }
-            match self.rows.signal(storage, index) {
+            match self.rows.signal(&self.storage, index) {
                 Ok(_) => return Ok(()),
                 Err(why) => unreadable = unreadable.or(Some((&utterance.segment_id, why))),
             }
@@ -84,7 +88,6 @@ impl ValidationSet {
     /// it. `prompt_of`: the language prompts of the rows.
     pub fn evaluate<E: From<EvaluationError>>(
         &self,
-        storage: &Storage,
         model: &TdtModel,
         max_tokens: usize,
         batch_seconds: f64,
@@ -100,7 +103,7 @@ impl ValidationSet {
             },
             &self.rows.utterances,
             batch_seconds.min(BATCH_SECONDS),
-            &|indices| self.rows.signals(storage, indices),
+            &|indices| self.rows.signals(&self.storage, indices),
             cancelled,
             all,
         )?;

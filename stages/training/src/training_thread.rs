@@ -488,11 +488,17 @@ fn evaluation(
     let Some(rows) = context.input(input) else {
         return Ok(None);
     };
-    let set = ValidationSet::read(rows, context.input("members"), &settings.shards, per_language)
-        .map_err(TrainingError::from)?;
-    set.check(&context.storage, &context.rejects)?;
+    let set = ValidationSet::read(
+        &context.storage,
+        rows,
+        context.input("members"),
+        &settings.shards,
+        per_language,
+    )
+    .map_err(TrainingError::from)?;
+    set.check(&context.rejects)?;
     let (batch_seconds, max_tokens) = (settings.max_batch_seconds(), settings.max_tokens);
-    let (cancel, storage) = (context.cancel.clone(), context.storage.clone());
+    let cancel = context.cancel.clone();
     let (prompts, seed) = (settings.prompts.clone(), settings.seed);
     Ok(Some(Box::new(
         move |model: &TdtModel, all: &mut Recognize<'_, TrainingError>| {
@@ -501,15 +507,7 @@ fn evaluation(
                 let prompt = prompts.as_ref().map(|prompts| prompts.evaluated(language));
                 prompt.transpose().map_err(|message| EvaluationError::Data { message })
             };
-            set.evaluate(
-                &storage,
-                model,
-                max_tokens,
-                batch_seconds,
-                &prompt_of,
-                &|| cancel.is_set(),
-                all,
-            )
+            set.evaluate(model, max_tokens, batch_seconds, &prompt_of, &|| cancel.is_set(), all)
         },
     )))
 }
