@@ -32,6 +32,8 @@ const REACH: f64 = 0.5;
 const BETWEEN_SEGMENTS: f64 = 0.7;
 /// What a score counts for each word that was heard and is not in the text, on top of what the path pays for its passage.
 const WITHOUT_TEXT: f64 = -2.0;
+/// A text with at most a part this small of the words that were heard is not spread over the recording.
+const SPARSE: usize = 2;
 /// What may be between two parts of speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -203,6 +205,9 @@ impl Recognizer {
         let pairs = pairs(&keys, &text.lengths, &heard);
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         text.factors = factors(&keys, &heard, &pairs);
+        // Nothing is known of what the words of another language sound like, but there are about as many of them.
+        let words_heard: usize = heard.iter().map(Vec::len).sum();
+        let is_sparse = SPARSE * text.words.len() <= words_heard;
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
         let is_equal = |(word, at): (usize, usize)| keys[word] == word_key(&heard[at].word);
         let meets = |pair: Option<&(usize, usize)>, word: Option<usize>, at: usize| {
@@ -221,7 +226,7 @@ impl Recognizer {
         let found = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)?;
         // A model that does not know the language, or a text that is another one: greedy search is no measure.
         let fits_badly = |found: &Aligned| 2 * text.tokens_left_out(&found.words) > text.tokens();
-        let has_passages = !found.as_ref().is_some_and(fits_badly);
+        let has_passages = is_sparse || !found.as_ref().is_some_and(fits_badly);
         let found = match has_passages {
             true => found,
             false => {
@@ -500,8 +505,8 @@ impl Recognizer {
                 start: at,
                 end: at,
                 logprob: None,
-                // Of a word without tokens nobody knows; it is where the word before it ends.
-                said: word.tokens.is_empty(),
+                said: false,
+                spelled: !word.tokens.is_empty(),
             };
             if let (Some(first), Some(last)) = (sounding.first(), sounding.last()) {
                 result.start = clock.start(first.frame).max(at);
