@@ -135,11 +135,16 @@ impl Aligned {
         let mut heard = heard.peekable();
         for range in std::mem::take(&mut self.silent) {
             let mut found: Option<WithoutText> = None;
-            // A path may pass over a word's first frame alone, and stay on blank for the others.
+            // Of the last word a path may pass over the first frame alone, and stay on blank for the others.
             let next = spoken.partition_point(|(start, _)| *start < range.end);
             let next = spoken.get(next).map_or(f64::INFINITY, |(start, _)| *start);
             let end = next.min(range.end + LAST_WORD);
-            while let Some((word, is_of_text)) = heard.next_if(|(word, _)| 0.5 * (word.start + word.end) < end) {
+            loop {
+                let until = if found.is_some() { end } else { range.end };
+                let is_before = |(word, _): &(Word, bool)| 0.5 * (word.start + word.end) < until;
+                let Some((word, is_of_text)) = heard.next_if(is_before) else {
+                    break;
+                };
                 let middle = 0.5 * (word.start + word.end);
                 if middle < range.start || is_of_text || is_said(middle) {
                     continue;
