@@ -34,10 +34,11 @@ enum Certainty {
 /// Frames of a block that ends at a likely border, and at any.
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
-/// What is searched for a few words, which a guessed border would put anywhere, is longer: this many frames (half an hour), and frames
-/// times words.
+/// A text with at most a part this small of the words that were heard is searched in longer blocks, as what is between words that
+/// are alike says little: of this many frames (half an hour), and frames times words.
+const SPARSE: usize = 2;
 const MOST_SPARSE_FRAMES: usize = 22_500;
-const MOST_SPARSE_CELLS: usize = 50_000;
+const MOST_SPARSE_CELLS: usize = 200_000;
 
 /// Factors of the cost of words that were heard, and of passages of at least this many words that were not.
 const HEARD: f64 = 4.0;
@@ -81,26 +82,30 @@ pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -
     factors
 }
 
+/// Whether a text has few words for what was heard.
+pub fn is_sparse(words: usize, heard: &[Vec<String>]) -> bool {
+    SPARSE * words <= heard.iter().map(Vec::len).sum()
+}
+
 /// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs()`] of both.
 pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], frames: &[usize]) -> Vec<Block> {
     let borders = borders(text, heard, pairs);
+    let is_sparse = is_sparse(text.len(), heard);
     let mut blocks: Vec<Block> = Vec::new();
     let (mut first, mut words, mut length) = (0, 0, 0);
     for (window, border) in borders.iter().enumerate() {
         length += frames[window];
-        let ends = match border.certainty {
-            Certainty::Sure => true,
-            Certainty::Likely => length >= LIKELY_FRAMES,
-            Certainty::Guessed => false,
-        };
         let next = length + frames.get(window + 1).copied().unwrap_or(0);
-        // Words that may be in this block or behind it.
-        let certain = borders[window..]
-            .iter()
-            .find(|border| border.certainty != Certainty::Guessed);
-        let open = certain.map_or(text.len(), |border| border.words).saturating_sub(words);
-        let is_sparse = next <= MOST_SPARSE_FRAMES && next.saturating_mul(open) <= MOST_SPARSE_CELLS;
-        if ends || (next > MOST_FRAMES && !is_sparse) {
+        let (ends, fits) = match border.certainty {
+            Certainty::Sure => (true, false),
+            Certainty::Likely if !is_sparse => (length >= LIKELY_FRAMES, next <= MOST_FRAMES),
+            _ if is_sparse => (
+                false,
+                next <= MOST_SPARSE_FRAMES && next * text.len() <= MOST_SPARSE_CELLS,
+            ),
+            _ => (false, next <= MOST_FRAMES),
+        };
+        if ends || !fits {
             // Borders that are guessed could be before ones that were not used.
             let until = border.words.max(words);
             blocks.push(Block {
@@ -276,21 +281,15 @@ mod tests {
 
     #[test]
     fn blocks_are_not_too_long() {
-        let text = ["a b c d"; 25].join(" ");
-        let all = found(&text, &["x", "y", "z", "w", "v"], &[400; 5]);
+        let all = found("a b c d", &["x", "y", "z", "w", "v"], &[400; 5]);
         assert_eq!(all.len(), 5);
-        assert_eq!(found(&text, &["", "", ""], &[400; 3]).last().unwrap().0, 1..3);
-        // A few words are searched in all of it, but for a certain border.
+        assert_eq!(found("a b", &["", "", ""], &[400; 3]).last().unwrap().0, 2..3);
+        // A few words are searched in all of it, but where they certainly are.
+        assert_eq!(found("a b", &["x x x", "y", "z"], &[400; 3]), [(0..3, "a b".into())]);
         assert_eq!(
-            found("a b c d", &["x", "y", "z"], &[400; 3]),
-            [(0..3, "a b c d".into())]
+            found("a b", &["x x", "a", "b", "y"], &[400; 4]),
+            [(0..2, "a".into()), (2..4, "b".into())]
         );
-        let half = found("a b c d", &["x", "y", "a", "b", "z", "w"], &[400; 6]);
-        let windows: Vec<_> = half
-            .iter()
-            .map(|(windows, words)| (windows.clone(), &words[..]))
-            .collect();
-        assert_eq!(windows, [(0..1, ""), (1..2, ""), (2..3, "a"), (3..6, "b c d")]);
         assert_eq!(found("a", &["x", "y"], &[15_000; 2]).len(), 2);
         assert_eq!(found("", &["a b"], &[9]), [(0..1, String::new())]);
         assert_eq!(blocks(&[], &[], &[], &[]), []);
@@ -309,8 +308,9 @@ mod tests {
                 prop_assert_eq!((block.windows.start, block.words.start), (at, word));
                 prop_assert!(block.windows.end >= at && block.words.end >= word);
                 let frames: usize = lengths[block.windows.clone()].iter().sum();
-                let is_sparse = frames <= MOST_SPARSE_FRAMES && frames * block.words.len() <= MOST_SPARSE_CELLS;
-                prop_assert!(frames <= MOST_FRAMES || block.windows.len() == 1 || is_sparse);
+                let is_small = frames <= MOST_SPARSE_FRAMES && frames * text.len() <= MOST_SPARSE_CELLS;
+                let is_long = is_sparse(text.len(), &windows) && is_small;
+                prop_assert!(frames <= MOST_FRAMES || block.windows.len() == 1 || is_long);
                 (at, word) = (block.windows.end, block.words.end);
             }
             prop_assert_eq!((at, word), (windows.len(), text.len()));

@@ -10,7 +10,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
-use crate::alignment::blocks::{Block, blocks, factors, pairs};
+use crate::alignment::blocks::{Block, blocks, factors, is_sparse, pairs};
 use crate::alignment::spoken_words::SpokenWord;
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::letter_case::Case;
@@ -32,8 +32,6 @@ const REACH: f64 = 0.5;
 const BETWEEN_SEGMENTS: f64 = 0.7;
 /// What a score counts for each word that was heard and is not in the text, on top of what the path pays for its passage.
 const WITHOUT_TEXT: f64 = -2.0;
-/// A text with at most a part this small of the words that were heard is not spread over the recording.
-const SPARSE: usize = 2;
 /// What may be between two parts of speech that is not in the text, in seconds.
 const PAUSE: f64 = 0.5;
 
@@ -206,8 +204,7 @@ impl Recognizer {
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         text.factors = factors(&keys, &heard, &pairs);
         // Nothing is known of what the words of another language sound like, but there are about as many of them.
-        let words_heard: usize = heard.iter().map(Vec::len).sum();
-        let is_sparse = SPARSE * text.words.len() <= words_heard;
+        let is_sparse = is_sparse(text.words.len(), &heard);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
         let is_equal = |(word, at): (usize, usize)| keys[word] == word_key(&heard[at].word);
         let meets = |pair: Option<&(usize, usize)>, word: Option<usize>, at: usize| {
