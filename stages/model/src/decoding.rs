@@ -355,18 +355,14 @@ pub fn decode_greedy_on(
             // Blanks leave the prediction network's output as it is, so the next frame's logits are there already.
             while frames.contains(&search.frame) {
                 let row = first + search.frame - frames.start;
-                let mut best = on_cpu(|| best_output(&logits, row, joint.tokens()))?;
-                if best.token == joint.blank() {
-                    let token = on_cpu(|| best_token(&logits, row, best))?;
-                    let lead = best.logit - blank_penalty - token.logit;
-                    if lead < 0.0 {
-                        best = token;
-                    } else {
-                        hypothesis.blanks.push(Blank {
-                            frame: search.frame as u32,
-                            lead: lead as f32,
-                        });
-                    }
+                let (mut best, blank) = on_cpu(|| best_outputs(&logits, row, joint.blank()))?;
+                let lead = blank.logit - blank_penalty - best.logit;
+                if blank.logit > best.logit && lead >= 0.0 {
+                    best = blank;
+                    hypothesis.blanks.push(Blank {
+                        frame: search.frame as u32,
+                        lead: lead as f32,
+                    });
                 }
                 let duration = durations.get(best.duration).copied().unwrap_or(0);
                 if best.token == joint.blank() {
@@ -434,23 +430,8 @@ fn best_fused(logits: &Tensor, row: usize, scores: &[f32], plain: Best) -> Resul
     })
 }
 
-/// The best token of a row of logits whose best output is blank, with the same duration.
-fn best_token(logits: &Tensor, row: usize, blank: Best) -> Result<Best> {
-    let width = logits.dim(1)?;
-    dispatch!(logits.dtype(), T => {
-        let tokens = &slice::<T>(logits)?[row * width..][..blank.token];
-        let mut best = Best { token: 0, logit: f64::NEG_INFINITY, ..blank };
-        for (token, logit) in tokens.iter().enumerate() {
-            if logit.wide() > best.logit {
-                best = Best { token, logit: logit.wide(), ..blank };
-            }
-        }
-        Ok(best)
-    })
-}
-
-/// First largest token and duration of a row of logits.
-fn best_output(logits: &Tensor, row: usize, tokens: usize) -> Result<Best> {
+/// The first largest token of a row of logits, and blank, both with the first largest duration.
+fn best_outputs(logits: &Tensor, row: usize, blank: usize) -> Result<(Best, Best)> {
     let width = logits.dim(1)?;
     dispatch!(logits.dtype(), T => {
         let logits = slice::<T>(logits)?;
@@ -464,8 +445,9 @@ fn best_output(logits: &Tensor, row: usize, tokens: usize) -> Result<Best> {
             }
             best
         };
-        let token = first_largest(&row[..tokens]);
-        let duration = if tokens < width { first_largest(&row[tokens..]) } else { 0 };
-        Ok(Best { token, duration, logit: row[token].wide() })
+        let durations = &row[blank + 1..];
+        let duration = if durations.is_empty() { 0 } else { first_largest(durations) };
+        let of = |token: usize| Best { token, duration, logit: row[token].wide() };
+        Ok((of(first_largest(&row[..blank])), of(blank)))
     })
 }

@@ -8,8 +8,11 @@
 //!   there is such a language is another question.
 //! - A code has the form of a language's ([`is_language`]) as BCP 47 has it: two or three letters, perhaps with script, region
 //!   and variant (`hi`, `pt-BR`, `es-419`, `zh-Hant-TW`).
-//! - Two codes name the same language where they are equal but for scripts, regions, variants and the case of letters
-//!   ([`same_language`]): a row of `pt-BR` may have the tag `<|pt|>`, and the other way round.
+//! - Two codes name the same language where they are equal but for scripts, regions, variants, the case of letters, and
+//!   three letters in place of two ([`same_language`]): a row of `pt-BR` or `por` may have the tag `<|pt|>`, and the other
+//!   way round.
+
+use crate::language_codes::{three_letters, two_letters};
 
 /// What BCP 47 calls a language that is not known.
 pub const UNDETERMINED: &str = "und";
@@ -126,10 +129,27 @@ pub fn primary(code: &str) -> &str {
     code.split(['-', '_']).next().unwrap_or_default()
 }
 
+/// The language alone, by its code of two letters where it has one: `en` of `eng` and `en-US`, `mai` of `mai`.
+pub fn shortest(code: &str) -> &str {
+    let primary = primary(code);
+    two_letters(primary).unwrap_or(primary)
+}
+
+/// The codes by which a model may have a language: as it is, without script, region and variant, and with two or three
+/// letters.
+pub fn codes_of(code: &str) -> Vec<&str> {
+    let short = shortest(code);
+    let mut codes = vec![code, primary(code), short];
+    for three in three_letters(short) {
+        codes.push(three);
+    }
+    codes
+}
+
 /// Whether two codes name the same language, whatever script, region and variant they add.
 pub fn same_language(one: &str, other: &str) -> bool {
     let equal = !one.is_empty() && one.eq_ignore_ascii_case(other);
-    equal || (is_language(one) && is_language(other) && primary(one).eq_ignore_ascii_case(primary(other)))
+    equal || (is_language(one) && is_language(other) && shortest(one).eq_ignore_ascii_case(shortest(other)))
 }
 
 fn is_code(tag: &str) -> bool {
@@ -230,6 +250,18 @@ mod tests {
     }
 
     #[test]
+    fn a_language_has_several_codes() {
+        for (code, codes) in [
+            ("eng-US", &["eng-US", "eng", "en", "eng"][..]),
+            ("de", &["de", "de", "de", "deu", "ger"]),
+            ("mai", &["mai", "mai", "mai"]),
+            ("", &["", "", ""]),
+        ] {
+            assert_eq!(codes_of(code), codes);
+        }
+    }
+
+    #[test]
     fn regions_and_scripts_make_no_other_language() {
         for (one, other, same) in [
             ("pt", "pt-BR", true),
@@ -239,7 +271,11 @@ mod tests {
             ("noise", "noise", true),
             ("pt", "es", false),
             ("noise-1", "noise", false),
-            ("por", "pt", false),
+            ("por", "pt", true),
+            ("ENG-us", "en", true),
+            ("ger", "deu", true),
+            ("mai", "mar", false),
+            ("eng", "es", false),
             ("", "", false),
         ] {
             assert_eq!(

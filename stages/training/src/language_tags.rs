@@ -12,7 +12,7 @@ use flow_kind::{
     StageError,
 };
 use flow_model::tokenizer::Tokenizer;
-use flow_text::language_tag::{UNDETERMINED, is_language, primary, same_language, split_tag};
+use flow_text::language_tag::{UNDETERMINED, codes_of, is_language, same_language, split_tag};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,8 @@ use crate::train_tokenizer::{TOKENIZER_COLUMNS, TokenizerInput};
 /// `tags: auto` a text without a tag gets that of its language (`<|hi|> ...`) where the tokenizer has a piece for it, and a
 /// text that begins with the tag of its row's language, for which the tokenizer has no piece, loses it: it would be learned
 /// letter by letter. Other tags stay. Where there is no piece for a code with a region (`pt-BR`), that of the language alone
-/// (`pt`) counts, and replaces the tag in texts that have one with the region. So it does not matter whether rows come of shards, whose texts are tagged, or of
+/// (`pt`, or `por`) counts, and replaces the tag in texts that have one with the region. Codes of two and of three letters name
+/// the same language. So it does not matter whether rows come of shards, whose texts are tagged, or of
 /// manifests and folders, whose texts mostly are not. Nothing else of a row changes.
 ///
 /// # Example
@@ -61,7 +62,7 @@ pub struct TagTexts;
 
 impl Kind for TagTexts {
     const NAME: &'static str = "tokenizer.language_tags";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[
         InputPort::streamed("rows", "rows with texts and their languages")
             .columns(&[("text", ColumnType::AnyText), ("lang", ColumnType::AnyText)]),
@@ -174,8 +175,8 @@ fn text_column(batch: &RecordBatch, name: &str) -> Result<ArrayRef, StageError> 
 
 fn with_tag<'a>(text: &'a str, language: &str, tags: LanguageTags, tokenizer: &Tokenizer) -> Cow<'a, str> {
     let is_piece = |tag: &str| !tag.is_empty() && tokenizer.id(&format!("<|{tag}|>")).is_some();
-    // `<|pt-BR|>`, or else `<|pt|>`.
-    let own = || [language, primary(language)].into_iter().find(|code| is_piece(code));
+    // `<|pt-BR|>`, or else `<|pt|>` or `<|por|>`.
+    let own = || codes_of(language).into_iter().find(|code| is_piece(code));
     let with_own = |text: &'a str| match own() {
         Some(code) => Cow::Owned(format!("<|{code}|> {text}")),
         None => Cow::Borrowed(text),

@@ -385,6 +385,9 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
         ("<|en-US|> ring", "en-GB"),
         ("<|hi_IN|>दस", "hi"),
         ("<|de-AT|> ring", "de"),
+        // Three letters in place of two.
+        ("ring", "eng"),
+        ("<|hin|> दस", "hi"),
     ];
     assert_eq!(
         tagged(&texts, LanguageTags::Auto),
@@ -400,7 +403,9 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             "<|en|> ring",
             "<|en|> ring",
             "<|hi|> दस",
-            "ring"
+            "ring",
+            "<|en|> ring",
+            "<|hi|> दस"
         ]
     );
     assert_eq!(
@@ -417,7 +422,9 @@ fn texts_begin_with_the_tags_that_the_tokenizer_has() {
             "ring",
             "ring",
             "दस",
-            "ring"
+            "ring",
+            "ring",
+            "दस"
         ]
     );
     let as_is: Vec<&str> = texts.iter().map(|(text, _)| *text).collect();

@@ -44,9 +44,9 @@ const ALL: &str = "all";
 /// near 0 where the model is certain of the text, and falls with words that were not said and with speech that is not in the text.
 /// docs/alignment.md has scores of texts that fit and that do not.
 ///
-/// `words_said` counts the words that the path places, `not_said` has the others; `without_text` is what the model hears where there is no
+/// `words_said` counts the words that the path places, `not_said` has the others that the model can spell; `without_text` is what the model hears where there is no
 /// text. `start` and `end` are those of the text within the recording, in seconds (null where nothing of it was said); `words` is a list
-/// of `word, start, end, confidence`. Tags such as `<|hi|>` are not part of a text.
+/// of `word, start, end, confidence` (null where the vocabulary has no letter of the word). Tags such as `<|hi|>` are not part of a text.
 ///
 /// Rejects: `audio_unreadable` (class `fault`), and of class `rule` `empty_text`, `unknown_letters` (the model knows none of the text's
 /// letters) and `text_too_long` (for the recording).
@@ -135,7 +135,7 @@ fn alignments_schema() -> SchemaRef {
 
 impl Kind for Align {
     const NAME: &'static str = "transcription.align";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows with texts, and where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(

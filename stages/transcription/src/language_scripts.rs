@@ -1,6 +1,6 @@
 //! The scripts that languages are written in.
 
-use flow_text::language_tag::{is_language, primary};
+use flow_text::language_tag::{is_language, shortest};
 use unicode_script::{Script, UnicodeScript};
 
 /// Scripts, and the codes of languages (ISO 639) that are written in them. A language may be in several rows.
@@ -65,7 +65,7 @@ pub fn scripts_of_language(code: &str) -> Option<Vec<Script>> {
             name => Script::from_short_name(name).map(|script| vec![script]),
         };
     }
-    let code = primary(code).to_ascii_lowercase();
+    let code = shortest(code).to_ascii_lowercase();
     let rows = SCRIPTS
         .iter()
         .filter(|(_, codes)| codes.split_whitespace().any(|known| known == code));
@@ -94,6 +94,7 @@ mod tests {
         for (code, scripts) in [
             ("fr", &[Script::Latin][..]),
             ("pt-BR", &[Script::Latin]),
+            ("eng", &[Script::Latin]),
             ("HI", &[Script::Devanagari]),
             ("sr", &[Script::Latin, Script::Cyrillic]),
             ("sr-latn", &[Script::Latin]),

@@ -34,6 +34,10 @@ enum Certainty {
 /// Frames of a block that ends at a likely border, and at any.
 const LIKELY_FRAMES: usize = 125;
 const MOST_FRAMES: usize = 750;
+/// A text with at most a part this small of the words that were heard is searched in all of a recording of this many frames (two
+/// minutes), as what is between words that are alike says little.
+const SPARSE: usize = 2;
+const MOST_SPARSE_FRAMES: usize = 1500;
 
 /// Factors of the cost of words that were heard, and of passages of at least this many words that were not.
 const HEARD: f64 = 4.0;
@@ -77,20 +81,27 @@ pub fn factors(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)]) -
     factors
 }
 
+/// Whether a text has few words for what was heard.
+pub fn is_sparse(words: usize, heard: &[Vec<String>]) -> bool {
+    SPARSE * words <= heard.iter().map(Vec::len).sum()
+}
+
 /// Divides windows with this many frames each, in which `heard` was heard, and a text, by the [`pairs()`] of both.
 pub fn blocks(text: &[&str], heard: &[Vec<String>], pairs: &[(usize, usize)], frames: &[usize]) -> Vec<Block> {
     let borders = borders(text, heard, pairs);
+    let is_sparse = is_sparse(text.len(), heard) && frames.iter().sum::<usize>() <= MOST_SPARSE_FRAMES;
     let mut blocks: Vec<Block> = Vec::new();
     let (mut first, mut words, mut length) = (0, 0, 0);
     for (window, border) in borders.iter().enumerate() {
         length += frames[window];
-        let ends = match border.certainty {
-            Certainty::Sure => true,
-            Certainty::Likely => length >= LIKELY_FRAMES,
-            Certainty::Guessed => false,
+        let next = length + frames.get(window + 1).copied().unwrap_or(0);
+        let (ends, fits) = match border.certainty {
+            Certainty::Sure => (true, false),
+            Certainty::Likely if !is_sparse => (length >= LIKELY_FRAMES, next <= MOST_FRAMES),
+            _ if is_sparse => (false, true),
+            _ => (false, next <= MOST_FRAMES),
         };
-        let next = frames.get(window + 1).copied().unwrap_or(0);
-        if ends || length + next > MOST_FRAMES {
+        if ends || !fits {
             // Borders that are guessed could be before ones that were not used.
             let until = border.words.max(words);
             blocks.push(Block {
@@ -269,6 +280,13 @@ mod tests {
         let all = found("a b c d", &["x", "y", "z", "w", "v"], &[400; 5]);
         assert_eq!(all.len(), 5);
         assert_eq!(found("a b", &["", "", ""], &[400; 3]).last().unwrap().0, 2..3);
+        // A few words are searched in all of it, but where they certainly are.
+        assert_eq!(found("a b", &["x x x", "y", "z"], &[400; 3]), [(0..3, "a b".into())]);
+        assert_eq!(
+            found("a b", &["x x", "a", "b", "y"], &[300; 4]),
+            [(0..2, "a".into()), (2..4, "b".into())]
+        );
+        assert_eq!(found("a", &["x", "y"], &[1000; 2]).len(), 2);
         assert_eq!(found("", &["a b"], &[9]), [(0..1, String::new())]);
         assert_eq!(blocks(&[], &[], &[], &[]), []);
         assert_eq!(found("a", &[], &[]), [(0..0, "a".into())]);
@@ -286,7 +304,8 @@ mod tests {
                 prop_assert_eq!((block.windows.start, block.words.start), (at, word));
                 prop_assert!(block.windows.end >= at && block.words.end >= word);
                 let frames: usize = lengths[block.windows.clone()].iter().sum();
-                prop_assert!(frames <= MOST_FRAMES || block.windows.len() == 1);
+                let is_long = is_sparse(text.len(), &windows) && frames <= MOST_SPARSE_FRAMES;
+                prop_assert!(frames <= MOST_FRAMES || block.windows.len() == 1 || is_long);
                 (at, word) = (block.windows.end, block.words.end);
             }
             prop_assert_eq!((at, word), (windows.len(), text.len()));

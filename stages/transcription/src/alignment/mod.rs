@@ -36,6 +36,9 @@ pub const COSTS: Costs = Costs {
 /// ends.)
 pub const DELAY: f64 = 0.08;
 
+/// How far behind frames without text a word may end that is not in the text either, in seconds.
+const LAST_WORD: f64 = 0.5;
+
 /// Settings of alignment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AlignmentSettings {
@@ -67,11 +70,13 @@ pub struct AlignedWord {
     pub start: f64,
     /// At or after `start`; equal to it where the word was not said.
     pub end: f64,
-    /// The mean of the natural logarithms of the probabilities of its tokens. None: it was not said, or no letter of it is in the
-    /// model's vocabulary.
+    /// The mean of the natural logarithms of the probabilities of its tokens. None: it was not said, or nobody knows.
     pub logprob: Option<f64>,
-    /// False where the best path leaves it out.
+    /// Whether the best path places it.
     pub said: bool,
+    /// Whether the model's vocabulary has letters of it. Otherwise nobody knows whether it was said, and where: it is where the word
+    /// before it ends.
+    pub spelled: bool,
 }
 
 /// Words of the text that were not said, one after the other.
@@ -130,7 +135,16 @@ impl Aligned {
         let mut heard = heard.peekable();
         for range in std::mem::take(&mut self.silent) {
             let mut found: Option<WithoutText> = None;
-            while let Some((word, is_of_text)) = heard.next_if(|(word, _)| 0.5 * (word.start + word.end) < range.end) {
+            // Of the last word a path may pass over the first frame alone, and stay on blank for the others.
+            let next = spoken.partition_point(|(start, _)| *start < range.end);
+            let next = spoken.get(next).map_or(f64::INFINITY, |(start, _)| *start);
+            let end = next.min(range.end + LAST_WORD);
+            loop {
+                let until = if found.is_some() { end } else { range.end };
+                let is_before = |(word, _): &(Word, bool)| 0.5 * (word.start + word.end) < until;
+                let Some((word, is_of_text)) = heard.next_if(is_before) else {
+                    break;
+                };
                 let middle = 0.5 * (word.start + word.end);
                 if middle < range.start || is_of_text || is_said(middle) {
                     continue;
@@ -164,9 +178,9 @@ impl Aligned {
             start: word.start,
             end: word.end,
             // The probability that corresponds to the mean logarithm; nothing of what was not said is certain.
-            confidence: match word.said {
-                true => word.logprob.map(f64::exp),
-                false => Some(0.0),
+            confidence: match word.spelled {
+                true => Some(word.logprob.map_or(0.0, f64::exp)),
+                false => None,
             },
             speaker: None,
         };
@@ -192,7 +206,8 @@ impl Aligned {
             .flat_map(|(number, segment)| segment.words.iter().map(move |_| number));
         let mut found: Vec<NotSaid> = Vec::new();
         let mut goes_on = false;
-        for (word, segment) in self.words.iter().zip(segment_of_words) {
+        let all = self.words.iter().zip(segment_of_words);
+        for (word, segment) in all.filter(|(word, _)| word.spelled) {
             match found.last_mut().filter(|_| goes_on && !word.said) {
                 Some(last) => {
                     last.text.push(' ');
@@ -210,9 +225,14 @@ impl Aligned {
         found
     }
 
-    /// How many words were said.
+    /// How many words were said, as far as the model can spell them.
     pub fn words_said(&self) -> usize {
         self.words.iter().filter(|word| word.said).count()
+    }
+
+    /// How many words have no letter that the model's vocabulary has, such as dashes: nobody knows whether they were said.
+    pub fn words_not_spelled(&self) -> usize {
+        self.words.iter().filter(|word| !word.spelled).count()
     }
 
     /// A transcript of these segments as a file of a format; JSON is that of [`Aligned::to_json`].
@@ -237,13 +257,14 @@ impl Aligned {
         Ok(serde_json::to_string(&document).map_err(wrong)? + "\n")
     }
 
-    /// `score`, `words`, `words_said`, `not_said`, `speech_without_text` and `unknown_characters`.
+    /// `score`, `words`, `words_said`, `words_not_spelled`, `not_said`, `speech_without_text` and `unknown_characters`.
     pub fn report(&self) -> Value {
         let unknown: Vec<String> = self.unknown.iter().map(char::to_string).collect();
         serde_json::json!({
             "score": crate::transcript::rounded(self.score),
             "words": self.words.len(),
             "words_said": self.words_said(),
+            "words_not_spelled": self.words_not_spelled(),
             "not_said": self.not_said,
             "speech_without_text": self.without_text,
             "unknown_characters": unknown,

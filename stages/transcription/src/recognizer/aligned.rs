@@ -10,7 +10,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 use flow_text::language_tag::split_tag;
 
 use super::{FirstPass, RecognitionSettings, Recognizer, SpeechWindows, batches, tag, unique};
-use crate::alignment::blocks::{Block, blocks, factors, pairs};
+use crate::alignment::blocks::{Block, blocks, factors, is_sparse, pairs};
 use crate::alignment::spoken_words::SpokenWord;
 use crate::alignment::{Aligned, AlignedWord, AlignmentSettings};
 use crate::letter_case::Case;
@@ -203,6 +203,8 @@ impl Recognizer {
         let pairs = pairs(&keys, &text.lengths, &heard);
         let blocks = blocks(&keys, &heard, &pairs, &lengths);
         text.factors = factors(&keys, &heard, &pairs);
+        // Nothing is known of what the words of another language sound like, but there are about as many of them.
+        let is_sparse = is_sparse(text.words.len(), &heard);
         let heard: Vec<Word> = windows.iter().flat_map(|window| window.words.iter().cloned()).collect();
         let is_equal = |(word, at): (usize, usize)| keys[word] == word_key(&heard[at].word);
         let meets = |pair: Option<&(usize, usize)>, word: Option<usize>, at: usize| {
@@ -221,7 +223,7 @@ impl Recognizer {
         let found = self.align_blocks(windows, blocks, &text, recording, settings, cancelled)?;
         // A model that does not know the language, or a text that is another one: greedy search is no measure.
         let fits_badly = |found: &Aligned| 2 * text.tokens_left_out(&found.words) > text.tokens();
-        let has_passages = !found.as_ref().is_some_and(fits_badly);
+        let has_passages = is_sparse || !found.as_ref().is_some_and(fits_badly);
         let found = match has_passages {
             true => found,
             false => {
@@ -500,8 +502,8 @@ impl Recognizer {
                 start: at,
                 end: at,
                 logprob: None,
-                // Of a word without tokens nobody knows; it is where the word before it ends.
-                said: word.tokens.is_empty(),
+                said: false,
+                spelled: !word.tokens.is_empty(),
             };
             if let (Some(first), Some(last)) = (sounding.first(), sounding.last()) {
                 result.start = clock.start(first.frame).max(at);

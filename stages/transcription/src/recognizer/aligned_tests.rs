@@ -297,6 +297,16 @@ fn lines_in_the_place_of_others_were_not_said() {
     );
 }
 
+/// A line that was not said is not spread over a recording of several blocks.
+#[test]
+fn a_few_words_that_were_not_said_are_not_placed() {
+    let recognizer = recognizer();
+    let samples = [forty_seconds(), forty_seconds()].concat();
+    let found = align(&recognizer, &samples, &["sara wants no soup before sunday".to_owned()]).unwrap();
+    assert!(found.words_said() <= 1, "{:?}", found.words);
+    assert!(found.score < -3.0, "{}", found.score);
+}
+
 /// Speech that is not in the text does not tear it apart.
 #[test]
 fn the_words_of_a_part_of_a_recording_stay_together() {
