@@ -153,7 +153,7 @@ pub fn decode(bytes: &[u8], max_frames: u64) -> Result<Samples, Fault> {
 }
 
 /// Decodes the whole recording, checks it like [`probe`], and gives its samples block by block.
-pub(crate) fn check(bytes: &[u8], take: &mut dyn FnMut(&StreamInfo, &[i32]) -> Result<(), Fault>) -> Result<(), Fault> {
+pub(crate) fn check(bytes: &[u8], mut take: impl FnMut(&StreamInfo, &[i32]) -> Result<(), Fault>) -> Result<(), Fault> {
     let stream = Stream::open(bytes)?;
     let mut checked = Checked::new(&stream.info);
     stream.decode(|samples| {
