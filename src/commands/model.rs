@@ -282,39 +282,53 @@ fn convert(storage: &Storage, arguments: &ModelConvertArguments, out: &mut dyn W
         model = model.without_ctc().map_err(Failure::unreadable)?;
     }
     let dtype = arguments.dtype.map(|dtype| DType::from(Weights::from(dtype)));
-    let notes = model
-        .write(&arguments.to, format, dtype, arguments.force)
-        .map_err(Failure::unreadable)?;
+    let old = match format {
+        // One beside a folder is of an archive of this name.
+        Format::HuggingFace | Format::Folder if !arguments.to.is_dir() => None,
+        _ => Some(beside.as_path()),
+    };
+    let notes = without_calibration(old, || {
+        let written = model.write(&arguments.to, format, dtype, arguments.force);
+        written.map_err(Failure::unreadable)
+    })?;
     for note in notes {
         writeln!(out, "note: {note}")?;
     }
-    let copied = Calibration::path_of(&arguments.to);
     match calibration {
         Some(calibration) if keeps_scores => {
+            let copied = Calibration::path_of(&arguments.to);
             let calibration = calibration.of_copy(&arguments.to).map_err(Failure::unreadable)?;
             write_atomically(&copied, &calibration.to_json().map_err(Failure::unreadable)?)?;
             writeln!(out, "{}: the calibration of confidences", copied.display())?;
         }
-        given => {
-            if let Err(error) = std::fs::remove_file(&copied)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
-                return Err(Failure::unreadable(format!(
-                    "cannot remove {}: {error}",
-                    copied.display()
-                )));
-            }
-            if given.is_some() {
-                writeln!(
-                    out,
-                    "note: the calibration of confidences is left out, as scores change: `flow evaluate confidence --calibrate` makes \
-                     another one"
-                )?;
-            }
-        }
+        Some(_) => writeln!(
+            out,
+            "note: the calibration of confidences is left out, as scores change: `flow evaluate confidence --calibrate` makes \
+             another one"
+        )?,
+        None => {}
     }
     writeln!(out, "{}: {}", arguments.to.display(), format.name())?;
     Ok(Exit::Done)
+}
+
+/// Writes a model while the calibration of the one that it replaces is not there: a process that is killed leaves no model with the
+/// calibration of another one. If the model cannot be written, the calibration is put back.
+fn without_calibration<T>(path: Option<&Path>, write: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    let Some(path) = path else { return write() };
+    let failed = |error| Failure::unreadable(format!("cannot remove {}: {error}", path.display()));
+    let old = match std::fs::read(path) {
+        Ok(old) => old,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return write(),
+        Err(error) => return Err(failed(error)),
+    };
+    std::fs::remove_file(path).map_err(failed)?;
+    let written = write();
+    if written.is_err() {
+        // The first error counts.
+        let _ = write_atomically(path, &old);
+    }
+    written
 }
 
 /// The calibration of confidences that a model has.
@@ -394,4 +408,27 @@ fn show(found: &ModelDiff, out: &mut dyn Write) -> Result<(), Failure> {
         writeln!(out, "{} of {compared} in both differ", found.tensors.len())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_never_beside_the_calibration_of_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.confidence_calibration.json");
+        std::fs::write(&path, "old").unwrap();
+        let failed = without_calibration(Some(&path), || {
+            assert!(!path.exists());
+            Err::<(), _>(Failure::unreadable("no space"))
+        });
+        assert!(failed.is_err() && std::fs::read_to_string(&path).unwrap() == "old");
+        let was_there = without_calibration(Some(&path), || Ok(path.exists())).unwrap();
+        assert!(!was_there && !path.exists());
+        without_calibration(Some(&path), || Ok(())).unwrap();
+        std::fs::write(&path, "of another").unwrap();
+        without_calibration(None, || Ok(())).unwrap();
+        assert!(path.exists());
+    }
 }

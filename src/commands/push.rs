@@ -8,6 +8,7 @@ use flow_base::escape::escape_line;
 use flow_hub::{Hub, HubError, HubReference, NewFile, Push, RepositoryKind, files_below};
 use flow_inspect::table::{lines, plural};
 use flow_storage::Storage;
+use flow_store::files_of_set;
 
 use crate::arguments::PushArguments;
 use flow_cli::failure::{Exit, Failure};
@@ -16,6 +17,11 @@ use flow_cli::fetch::tell;
 /// What the hub and `datasets` read about a repository.
 const CARD: &str = "README.md";
 
+/// What describes the set of a folder that `manifest.write` wrote.
+const SET: &str = "flow.json";
+/// Files that are named at most where they are left out.
+const NAMED: usize = 20;
+
 pub fn push(storage: &Storage, arguments: &PushArguments, out: &mut dyn Write) -> Result<Exit, Failure> {
     let to = match &arguments.revision {
         Some(branch) => format!("{}@{branch}", arguments.to),
@@ -23,6 +29,12 @@ pub fn push(storage: &Storage, arguments: &PushArguments, out: &mut dyn Write) -
     };
     let repository = HubReference::target(&to).map_err(failure)?;
     let mut files = files_below(&arguments.folder).map_err(failure)?;
+    let mut left_out = Vec::new();
+    if let Some(set) = files_of_set(&arguments.folder, SET).map_err(Failure::unreadable)? {
+        let is_of_set = |file: &NewFile| file.path == CARD || set.contains(&file.path);
+        (files, left_out) = files.into_iter().partition(is_of_set);
+    }
+    tell_left_out(&left_out, out)?;
     if files.is_empty() {
         return Err(Failure::usage(
             format!("{} has no files to push", arguments.folder.display()),
@@ -77,6 +89,19 @@ pub fn push(storage: &Storage, arguments: &PushArguments, out: &mut dyn Write) -
         )?,
     }
     Ok(Exit::Done)
+}
+
+/// Names files that are beside those of a set.
+fn tell_left_out(files: &[NewFile], out: &mut dyn Write) -> Result<(), Failure> {
+    for file in files.iter().take(NAMED) {
+        let name = escape_line(&file.path);
+        writeln!(out, "left out, as {SET} does not name it: {name}")?;
+    }
+    match files.len().checked_sub(NAMED) {
+        None | Some(0) => {}
+        Some(more) => writeln!(out, "left out, too: {}", plural(more as u64, "other file"))?,
+    }
+    Ok(())
 }
 
 fn failure(error: HubError) -> Failure {

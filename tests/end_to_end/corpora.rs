@@ -207,6 +207,14 @@ fn a_dataset_has_the_rows_of_the_corpus_and_is_pushed_by_name() {
             .env("HF_HOME", dataset.path("hub"));
         flow
     };
+    // Files of others stay here, by name.
+    for (name, text) in [
+        ("data/of-others.parquet", "mine"),
+        ("notes.txt", "mine"),
+        ("README.md", "edited"),
+    ] {
+        fs::write(dataset.out().join(name), text).unwrap();
+    }
     let output = push(&["--dry-run"]).env_remove("HF_TOKEN").output().unwrap();
     expect_code(&output, 0);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -214,7 +222,14 @@ fn a_dataset_has_the_rows_of_the_corpus_and_is_pushed_by_name() {
         said.contains("data/train-00000-of-00001.parquet") && said.contains("2 files"),
         "{said}"
     );
-    assert!(!said.contains("flow.json"), "{said}");
+    let left_out: Vec<&str> = said.lines().filter(|line| line.starts_with("left out")).collect();
+    let named =
+        ["data/of-others.parquet", "notes.txt"].map(|name| format!("left out, as flow.json does not name it: {name}"));
+    assert_eq!(left_out, named);
+    assert!(
+        said.contains("README.md") && !said.lines().any(|line| line.starts_with("flow.json")),
+        "{said}"
+    );
     for (token, endpoint, expected) in [
         ("", "http://127.0.0.1:1", "needs a token"),
         ("secret", "http://127.0.0.1:1", "refuses the connection"),

@@ -128,6 +128,13 @@ fn a_calibration_goes_with_the_model_where_scores_stay() {
     );
     expect_code(&model(&["convert", text(&golden("hf")), text(&target), "--force"]), 0);
     assert!(!place.path("c.confidence_calibration.json").exists());
+
+    // A folder with the name of an archive leaves the archive's.
+    expect_code(
+        &model(&["convert", text(&nemo), text(&place.path("a")), "--format", "flow"]),
+        0,
+    );
+    assert!(place.path("a.confidence_calibration.json").exists());
 }
 
 /// `MODEL+ADAPTER` is the merged model, for `flow model`, transcription and as the model that training begins with.

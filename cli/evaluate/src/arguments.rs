@@ -272,6 +272,8 @@ pub enum Normalize {
     WhisperEnglish,
     /// The Open ASR Leaderboard's EnglishTextNormalizer, of August 2026
     OpenAsrEnglish,
+    /// The Open ASR Leaderboard's BasicMultilingualTextNormalizer, of August 2026
+    OpenAsrMultilingual,
     /// The normalisation of Vistaar for Indic languages: no punctuation, one encoding
     Indic,
     /// whisper_english, indic or keep_marks, by the language of the row

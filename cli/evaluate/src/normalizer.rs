@@ -16,6 +16,7 @@ pub fn normalizer(arguments: &NormalizationArguments) -> Result<Normalizer, Fail
         Normalize::KeepMarks => Normalization::KeepMarks,
         Normalize::WhisperEnglish => Normalization::WhisperEnglish,
         Normalize::OpenAsrEnglish => Normalization::OpenAsrEnglish,
+        Normalize::OpenAsrMultilingual => Normalization::OpenAsrMultilingual,
         Normalize::Indic => Normalization::Indic,
         Normalize::ByLanguage => Normalization::ByLanguage,
     };

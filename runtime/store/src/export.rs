@@ -342,24 +342,25 @@ impl ExportSet {
         Ok(ExportSet::new(folder, manifest, waiting, key, target))
     }
 
-    /// Refuses files of these names that the set has not put there, and if there was no set, folders of these names that are not
-    /// empty: the set may be made from them. [`ExportSet::finish`] refuses all files that it would replace; this is for what can
-    /// be known before the set is written.
+    /// Refuses files of these names, and files in folders of these names, that the set has not put there: the set may be made from
+    /// them, and readers would take them for its own. Names in folders that begin with a dot, which readers leave out, are no matter.
+    /// In object storage, where each set has a prefix of its own, only if there was no set. [`ExportSet::finish`] refuses all files
+    /// that it would replace; this is for what can be known before the set is written.
     ///
     /// # Errors
-    /// With the first of them.
+    /// With the first of them, or if a folder cannot be read.
     pub fn refuse_others(&self, names: impl IntoIterator<Item = String>) -> Result<(), StoreError> {
         let found = match &self.target {
             Target::Objects(set) => set.find_other(names)?,
-            Target::Folder { ours, .. } => names.into_iter().find(|name| {
-                let path = self.folder.join(name);
-                match (path.is_dir(), ours) {
-                    (true, None) => !std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none()),
-                    (true, Some(_)) => false,
-                    (false, None) => path.symlink_metadata().is_ok(),
-                    (false, Some(ours)) => !ours.contains(name) && path.symlink_metadata().is_ok(),
-                }
-            }),
+            Target::Folder { ours, .. } => {
+                let none = BTreeSet::new();
+                let ours = ours.as_ref().unwrap_or(&none);
+                let found = names
+                    .into_iter()
+                    .map(|name| first_of_others(&self.folder, name, ours))
+                    .find(|found| !matches!(found, Ok(None)));
+                found.transpose()?.flatten()
+            }
         };
         match found {
             Some(found) => Err(StoreError::OtherSet {
@@ -606,6 +607,45 @@ impl Drop for ExportSet {
             let _ = lock.note(&[]);
         }
     }
+}
+
+/// The file `name` of a folder, or the first file below it if it is a folder, if it is not one of `ours`.
+fn first_of_others(folder: &Path, name: String, ours: &BTreeSet<String>) -> Result<Option<String>, StoreError> {
+    let mut pending = vec![name];
+    while let Some(name) = pending.pop() {
+        let path = folder.join(&name);
+        let Ok(found) = path.symlink_metadata() else { continue };
+        // A link to the folder of a set is followed, one below it is a file of others.
+        let is_folder = found.is_dir() || (path.is_dir() && !name.contains('/'));
+        if !is_folder {
+            match ours.contains(&name) {
+                true => continue,
+                false => return Ok(Some(name)),
+            }
+        }
+        let failed = |e| StoreError::io("list the folder", &path, e);
+        let mut below = Vec::new();
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?.file_name();
+            let entry = entry.to_string_lossy();
+            if !entry.starts_with('.') {
+                below.push(format!("{name}/{entry}"));
+            }
+        }
+        below.sort_unstable_by(|one, other| other.cmp(one));
+        pending.append(&mut below);
+    }
+    Ok(None)
+}
+
+/// The names of the files of the set that `manifest` (a name such as `flow.json`) describes in a folder of this machine; none if there
+/// is no such set, or it lies elsewhere as its description was copied from object storage.
+///
+/// # Errors
+/// If the description cannot be read, or a newer flow wrote it.
+pub fn files_of_set(folder: &Path, manifest: &str) -> Result<Option<BTreeSet<String>>, StoreError> {
+    let set = read_manifest(&folder.join(manifest))?.filter(|set| set.prefix.is_none());
+    Ok(set.map(|set| set.files.into_keys().collect()))
 }
 
 /// How many rows a parquet file says it has.

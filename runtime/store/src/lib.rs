@@ -68,7 +68,7 @@ pub use atomic::{write_atomically, write_atomically_with};
 pub use data_file_writer::DataFileWriter;
 pub use digested_file::{DigestedFile, OpeningFile};
 pub use error::{Holder, StoreError};
-pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set};
+pub use export::{ExportSet, ExportStatus, FileInSet, Shrunk, file_in_set, files_of_set};
 pub use export_file::ExportFile;
 pub use find::{FoundRow, RowValues};
 pub use garbage::GarbageSummary;

@@ -152,6 +152,17 @@ pub fn decode(bytes: &[u8], max_frames: u64) -> Result<Samples, Fault> {
     Ok(Samples { info, interleaved })
 }
 
+/// Decodes the whole recording, checks it like [`probe`], and gives its samples block by block.
+pub(crate) fn check(bytes: &[u8], mut take: impl FnMut(&StreamInfo, &[i32]) -> Result<(), Fault>) -> Result<(), Fault> {
+    let stream = Stream::open(bytes)?;
+    let mut checked = Checked::new(&stream.info);
+    stream.decode(|samples| {
+        checked.take(samples)?;
+        take(&stream.info, samples)
+    })?;
+    checked.finish().map(|_| ())
+}
+
 /// Counts frames and computes the MD5 as `STREAMINFO` has it.
 struct Checked<'a> {
     info: &'a StreamInfo,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::embedded::file_of;
-use flow_audio::part::{TOLERANCE_SECONDS, stated_seconds};
+use flow_audio::part::{TOLERANCE_SECONDS, opened_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_kind::StageError;
 use flow_storage::{InputFile, Storage, is_file, is_url};
@@ -44,7 +44,7 @@ pub struct Recordings {
     /// Whether files are checked; if not, the first is taken.
     look: bool,
     listed: Option<(PathBuf, Result<Members, String>)>,
-    /// And its length in seconds, where its header says it.
+    /// One that could be opened, and its length in seconds, where its header says it.
     stated: Option<(Place, Option<f64>)>,
 }
 
@@ -61,7 +61,7 @@ impl Recordings {
     /// # Errors
     /// When an existing tar cannot be read.
     pub fn find(&mut self, row: &ManifestRow) -> Result<Result<Found, Refusal>, StageError> {
-        let (path, range) = match self.place(&row.wanted)? {
+        let (path, range) = match self.place(row)? {
             Ok(place) => place,
             Err(refusal) => return Ok(Err(refusal)),
         };
@@ -73,7 +73,7 @@ impl Recordings {
             Some(seconds) => {
                 let end = start + seconds;
                 if self.look
-                    && let Some(length) = self.stated(&path, range)
+                    && let Some(Some(length)) = self.stated(&path, range)
                     && end - length > TOLERANCE_SECONDS
                 {
                     let unit = match (start + seconds / 1000.0).min(end / 1000.0) <= length + TOLERANCE_SECONDS {
@@ -109,12 +109,18 @@ impl Recordings {
         }))
     }
 
-    fn place(&mut self, wanted: &Wanted) -> Result<Result<Place, Refusal>, StageError> {
+    fn place(&mut self, row: &ManifestRow) -> Result<Result<Place, Refusal>, StageError> {
+        let wanted: &Wanted = &row.wanted;
+        // One that is opened for its length is there; no second look is needed.
+        let is_opened = self.look && row.duration.is_some();
         // Without candidate files the tar must be searched in any case.
         let look = self.look || wanted.files.is_empty();
         for file in &wanted.files {
             // Links are followed: folders of recordings are often made of them.
-            if !look || is_file(&self.storage, file_of(file)).map_err(|error| failed(file, &error))? {
+            let is_there = !look
+                || (is_opened && self.stated(file, None).is_some())
+                || is_file(&self.storage, file_of(file)).map_err(|error| failed(file, &error))?;
+            if is_there {
                 return Ok(Ok((file.clone(), None)));
             }
         }
@@ -144,15 +150,15 @@ impl Recordings {
         }))
     }
 
-    /// The length of a recording in seconds, where its header says it.
-    fn stated(&mut self, path: &Path, range: Option<(i64, i64)>) -> Option<f64> {
+    /// The length of a recording in seconds, where its header says it. The outer is none if it cannot be opened.
+    fn stated(&mut self, path: &Path, range: Option<(i64, i64)>) -> Option<Option<f64>> {
         match &self.stated {
-            Some(((known, of), seconds)) if known == path && *of == range => *seconds,
+            Some(((known, of), seconds)) if known == path && *of == range => Some(*seconds),
             _ => {
                 let bytes = range.map(|(offset, size)| (offset.unsigned_abs(), size.unsigned_abs()));
-                let seconds = stated_seconds(&self.storage, path, bytes);
+                let seconds = opened_seconds(&self.storage, path, bytes)?;
                 self.stated = Some(((path.to_path_buf(), range), seconds));
-                seconds
+                Some(seconds)
             }
         }
     }

@@ -20,10 +20,10 @@ use parquet::schema::types::ColumnPath;
 use serde_json::{Map, json};
 
 use self::card::{WrittenSplit, dataset_card, dtype_of};
-use crate::recordings::{Audio, RowPlace, audio_of_rows};
+use crate::recordings::{Audio, RowPlace, Whole, audio_of_rows};
 use crate::refused::Refused;
 use crate::rows::{COLUMNS, RowsOfPartition, Unusable, read_together, wanted_columns};
-use crate::settings::DatasetSettings;
+use crate::settings::{AudioOfRows, DatasetSettings};
 use crate::writing::{Writing, failed_to_write};
 
 /// How much goes together.
@@ -291,9 +291,12 @@ impl SplitWriter<'_> {
         set: &mut ExportSet,
         refused: &mut Refused<'_>,
     ) -> Result<RecordBatch, StageError> {
-        let mode = self.settings.audio_of_rows;
+        let whole = match self.settings.audio_of_rows {
+            AudioOfRows::Embed => Whole::Checked,
+            AudioOfRows::Path => Whole::Path,
+        };
         let read = |group: &[RowPlace], seconds: &[f64]| {
-            let audio = audio_of_rows(self.writing.storage, group, seconds, mode).into_iter();
+            let audio = audio_of_rows(self.writing.storage, group, seconds, whole).into_iter();
             audio.map(|audio| audio.map_err(Unusable::from)).collect()
         };
         let rows = RowsOfPartition {

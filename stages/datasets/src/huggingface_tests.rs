@@ -8,7 +8,7 @@ use flow_storage::Storage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::*;
-use crate::settings::{AudioOfRows, DatasetFormat};
+use crate::settings::DatasetFormat;
 
 fn layout(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -4,18 +4,17 @@ use std::path::PathBuf;
 
 use arrow::array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use flow_audio::AudioError;
-use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
+use flow_audio::decode::{SAMPLE_RATE, frame_limit, read_file, read_range};
 use flow_audio::embedded;
-use flow_audio::flac_encode::encode_signal;
+use flow_audio::flac_encode::{MOST_RATE, encode_signal};
 use flow_audio::format::recognise;
 use flow_audio::part::{TOLERANCE_SECONDS, decode_rows, stated_seconds};
+use flow_audio::recording::check;
 use flow_audio::recording_reader::{Channels, RecordingReader};
 use flow_corpus::columns;
 use flow_corpus::places::prefixed;
 use flow_kind::{StageError, UNREADABLE};
 use flow_storage::{Storage, is_url};
-
-use crate::settings::AudioOfRows;
 
 /// The name that a recording has in the dataset: nothing is read by it.
 fn file_name(id: &str, bytes: &[u8]) -> String {
@@ -97,24 +96,36 @@ impl RowPlace {
         (&self.path, self.range) == (&other.path, other.range)
     }
 
-    /// Whether the row is all of the recording, which is decoded where its header does not say how long it is.
-    fn is_whole(&self, storage: &Storage, seconds: f64) -> Result<bool, AudioError> {
+    /// The recording, if the row is all of it. One whose header does not say how long it is is decoded.
+    fn whole(&self, storage: &Storage, seconds: f64, whole: Whole) -> Result<Option<Audio>, AudioError> {
         if self.start.is_some_and(|start| start != 0.0) {
-            return Ok(false);
+            return Ok(None);
         }
-        let length = match stated_seconds(storage, &self.path, self.range) {
+        let is_all = |length: f64| (length - seconds).abs() <= TOLERANCE_SECONDS;
+        let stated = match stated_seconds(storage, &self.path, self.range) {
             Some(length) => Some(length),
             None => RecordingReader::open(storage, &self.path, self.range, Channels::Mix)?.stated_seconds(),
         };
-        let length = match length {
-            Some(length) => length,
-            // One that cannot be decoded is refused where it is read.
-            None => match decode(&self.stored_bytes(storage)?, seconds * 2.0 + 30.0) {
-                Ok(signal) => signal.len() as f64 / f64::from(SAMPLE_RATE),
-                Err(_) => return Ok(false),
-            },
-        };
-        Ok((length - seconds).abs() <= TOLERANCE_SECONDS)
+        if stated.is_some_and(|length| !is_all(length)) {
+            return Ok(None);
+        }
+        let own_file = self.own_file().filter(|_| whole == Whole::Path);
+        if let (Some(path), true) = (&own_file, stated.is_some()) {
+            return Ok(Some(Audio::File(path.clone())));
+        }
+        let bytes = self.stored_bytes(storage)?;
+        if whole == Whole::Checked || stated.is_none() {
+            // One that is far longer than its row is refused.
+            let checked = check(&bytes, frame_limit(MOST_RATE, seconds * 2.0 + 30.0));
+            match (checked, stated) {
+                (Ok(_), Some(_)) => {}
+                (Ok(length), None) if is_all(length) => {}
+                (Err(fault), Some(_)) => return Err(AudioError::Decode(fault.to_string())),
+                // A part, or damage, which is refused where the part is read.
+                (_, None) => return Ok(None),
+            }
+        }
+        Ok(Some(own_file.map_or_else(|| Audio::Bytes(bytes), Audio::File)))
     }
 
     /// The absolute path of its file, where that holds this recording alone and is on this machine.
@@ -169,24 +180,30 @@ impl Audio {
     }
 }
 
-/// The recordings of several rows of one recording. Of a row that is the whole recording: its path, if `mode` says so and it is
-/// a file of its own, else its bytes as they are stored. Of other rows: FLAC of their samples at 16 kHz, 16 bits wide. `seconds` are
-/// the durations of the rows.
+/// What a row has that is the whole recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whole {
+    /// The recording's bytes as they are stored, which the caller decodes.
+    Bytes,
+    /// The same, decoded from the beginning to the end, which finds damage.
+    Checked,
+    /// Its path, if it is a file of its own, else its bytes. Only its header is read if that says how long it is.
+    Path,
+}
+
+/// The recordings of several rows of one recording. A row that is the whole recording has what `whole` says; other rows have FLAC of
+/// their samples at 16 kHz, 16 bits wide. `seconds` are the durations of the rows.
 pub(crate) fn audio_of_rows(
     storage: &Storage,
     rows: &[RowPlace],
     seconds: &[f64],
-    mode: AudioOfRows,
+    whole: Whole,
 ) -> Vec<Result<Audio, AudioError>> {
     let mut parts = Vec::new();
-    let stored = |row: &RowPlace| match row.own_file().filter(|_| mode == AudioOfRows::Path) {
-        Some(path) => Ok(Audio::File(path)),
-        None => row.stored_bytes(storage).map(Audio::Bytes),
-    };
     let whole: Vec<Option<Result<Audio, AudioError>>> = (rows.iter().zip(seconds))
-        .map(|(row, seconds)| match row.is_whole(storage, *seconds) {
-            Ok(true) => Some(stored(row)),
-            Ok(false) => {
+        .map(|(row, seconds)| match row.whole(storage, *seconds, whole) {
+            Ok(Some(audio)) => Some(Ok(audio)),
+            Ok(None) => {
                 parts.push((row.start.unwrap_or(0.0), *seconds));
                 None
             }

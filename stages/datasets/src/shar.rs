@@ -14,10 +14,10 @@ use flow_kind::{Artifact, ExportFile, ExportSet, StageError};
 use flow_storage::Storage;
 
 use crate::lhotse_items::{CutItem, Lines, Names, RecordingItem, SupervisionRows};
-use crate::recordings::{Audio, RowPlace, audio_of_rows};
+use crate::recordings::{Audio, RowPlace, Whole, audio_of_rows};
 use crate::refused::Refused;
 use crate::rows::{RowsOfPartition, Unusable, read_together, wanted_columns};
-use crate::settings::{AudioOfRows, DatasetSettings};
+use crate::settings::DatasetSettings;
 use crate::writing::{Writing, failed_to_write};
 
 /// Rows whose recordings are read at once, and their seconds.
@@ -155,7 +155,7 @@ impl Clipped {
 /// The recordings of rows of one recording. That of a row that is the whole recording keeps its rate, and its bytes if it is FLAC of
 /// one channel. Others are mixed, and have 16 kHz.
 fn read(storage: &Storage, rows: &[RowPlace], seconds: &[f64]) -> Vec<Result<Recording, Unusable>> {
-    let audio = audio_of_rows(storage, rows, seconds, AudioOfRows::Embed).into_iter();
+    let audio = audio_of_rows(storage, rows, seconds, Whole::Bytes).into_iter();
     let flac = |(audio, seconds): (Result<Audio, AudioError>, &f64)| {
         let bytes = match audio? {
             Audio::Bytes(bytes) => bytes,

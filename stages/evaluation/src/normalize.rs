@@ -40,6 +40,10 @@ pub enum Normalization {
     /// (`wi fi`), spellings of names and acronyms, and with `'s` as `is` after some words only. As of 21 August 2026; the
     /// Leaderboard's figures from before 2026 are those of `whisper_english`.
     OpenAsrEnglish,
+    /// The `BasicMultilingualTextNormalizer` of the Open ASR Leaderboard with `remove_diacritics=False`, for languages other than
+    /// English: as `whisper_basic`, then without characters that are no letters or digits (control and format characters), and
+    /// without white space at the ends. As of 21 August 2026; it splits words of Indic scripts as `whisper_basic` does.
+    OpenAsrMultilingual,
     /// As AI4Bharat's Vistaar has it, for Indic languages: punctuation is removed, also within words, and what can be encoded
     /// in several ways is unified by the rules of the language. Case and digits stay. Of Urdu, only punctuation is removed.
     /// A row without language has the rules of the script that most of its characters are of.
@@ -150,6 +154,7 @@ impl Normalizer {
             Normalization::None => Cow::Borrowed(text),
             Normalization::WhisperEnglish => Cow::Owned(english::normalized(text, english::Rules::Whisper)),
             Normalization::OpenAsrEnglish => Cow::Owned(english::normalized(text, english::Rules::OpenAsr)),
+            Normalization::OpenAsrMultilingual => Cow::Owned(multilingual(text)),
             Normalization::Indic => Cow::Owned(indic::normalized(text, &primary(lang), self.ascii_digits)),
             Normalization::WhisperBasic => Cow::Owned(self.basic(text, false)),
             // [`Self::of`] has decided by language.
@@ -167,10 +172,7 @@ impl Normalizer {
                 replaced(&SYMBOLS, &composed, " ").into_owned()
             }
             (_, true) => without_diacritics(&text),
-            (_, false) => {
-                let composed: String = text.nfkc().collect();
-                replaced(&MARKS, &composed, " ").into_owned()
-            }
+            (_, false) => without_marks(&text),
         };
         let text = text.to_lowercase();
         let text = if self.split_letters {
@@ -191,6 +193,22 @@ fn primary(lang: &str) -> String {
 fn without_brackets(text: &str) -> String {
     let text = replaced(&BRACKETS, text, "");
     replaced(&PARENTHESES, &text, "").into_owned()
+}
+
+/// Composed, with a space for each mark, symbol and punctuation.
+fn without_marks(text: &str) -> String {
+    let composed: String = text.nfkc().collect();
+    replaced(&MARKS, &composed, " ").into_owned()
+}
+
+/// By the rules of the Leaderboard's `BasicMultilingualTextNormalizer`, which keeps diacritics.
+fn multilingual(text: &str) -> String {
+    let lower = text.to_lowercase();
+    let text = without_marks(&without_brackets(&lower)).to_lowercase();
+    // Once there are no marks and symbols, these are the characters of Python's `\w` and `\s`.
+    let kept = |c: &char| c.is_alphanumeric() || is_white_space(*c);
+    let text: String = text.chars().filter(kept).collect();
+    squeezed(&text).trim_matches(' ').to_owned()
 }
 
 fn without_diacritics(text: &str) -> String {
@@ -341,6 +359,28 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "{} differ: {wrong:#?}", wrong.len());
+    }
+
+    /// `multilingual.jsonl` has texts and what the `BasicMultilingualTextNormalizer` of the Open ASR Leaderboard makes of them, of the
+    /// same version.
+    #[test]
+    fn other_languages_are_the_leaderboards() {
+        let cases = golden(include_str!(
+            "../../../tests/data/golden/normalizers/multilingual.jsonl"
+        ));
+        assert_eq!(cases.len(), 130);
+        for case in &cases {
+            assert_eq!(
+                of(Normalization::OpenAsrMultilingual).apply(&case[0], ""),
+                case[1],
+                "{case:?}"
+            );
+        }
+        // Other controls than white space are left out, separators of the controls are white space.
+        assert_eq!(
+            of(Normalization::OpenAsrMultilingual).apply("\u{1c}A\u{7}\u{85}b\u{2060}_\u{e000}٣Ⅳ", ""),
+            "a b ٣iv"
+        );
     }
 
     /// `wheel.jsonl` has what the package whisper_normalizer 0.1.15 makes of the English texts in which it differs from OpenAI's:

@@ -36,6 +36,7 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
                     Normalization::None => {}
                     Normalization::WhisperEnglish => { " Beside them after Whisper's English normaliser: numbers, contractions, titles and spellings in one way." }
                     Normalization::OpenAsrEnglish => { " Beside them after the English normaliser of the Open ASR Leaderboard, as of August 2026." }
+                    Normalization::OpenAsrMultilingual => { " Beside them after the multilingual normaliser of the Open ASR Leaderboard, as of August 2026: as Whisper's basic one, it cuts words of Indic scripts into letters." }
                     Normalization::Indic => { " Beside them as Vistaar has it" (options(normalizer)) ": without punctuation, and with one encoding for what can be encoded in several ways." }
                     Normalization::ByLanguage => { " Beside them normalised by language" (options(normalizer)) ": English as Whisper has it, Indic languages as Vistaar has it, others in lower case without punctuation." }
                     Normalization::WhisperBasic => {

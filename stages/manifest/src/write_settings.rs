@@ -40,7 +40,8 @@ use serde::{Deserialize, Serialize};
 /// is in the files as it is stored; a row that is a part of one becomes FLAC of 16 kHz. Recordings of shards need `audio.extract` before.
 /// With `audio_of_rows: path` files stay where they are, and `audio` has their absolute paths. Rows whose recordings cannot be read
 /// are left out (`missing_audio`, `unreadable_file`, `decode_error`): a warning counts them, and `rejects.parquet`, which is
-/// written only then, lists them. `statistics.json` and JSON lines are not written, so that the folder can be published
+/// written only then, lists them. Every recording in the files was decoded from its beginning to its end, also if the row says how
+/// long it is. Of files that stay where they are the header is read. `statistics.json` and JSON lines are not written, so that the folder can be published
 /// (`flow push`, which leaves out `rejects.parquet`).
 ///
 /// With `format: lhotse` the set has Lhotse's manifests of each split, under the same names of splits: `recordings_train.jsonl.gz`,
@@ -59,8 +60,9 @@ use serde::{Deserialize, Serialize};
 /// the row's `segment_id`. Rows whose recordings cannot be read are left out as with `huggingface`.
 ///
 /// A set of another format than `parquet` is written again, too, if a recording has changed (its size, time or inode; in object storage
-/// its ETag). Files that flow did not write into `out` are never replaced: one with the name of a file of the set is an error, and
-/// without a set also a folder `data` (`huggingface`) or of a split (`shar`).
+/// its ETag). Files that flow did not write into `out` are never replaced: one with the name of a file of the set is an error, and so is
+/// any in the folder `data` (`huggingface`) or that of a split (`shar`), but those whose names begin with a dot. `flow push` leaves out
+/// files that are not of the set.
 ///
 /// The set is written as a whole, with `flow.json` in the end. Runs of partitions that have not changed since the set that stands
 /// was written are copied from its files, where these are in a folder; the bytes are those of a set that is written from nothing. A set with far fewer rows than the existing one (see

@@ -1,7 +1,9 @@
 //! Which checkpoint becomes the output model of training.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use flow_model::checkpoint::OpenModel;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -55,44 +57,64 @@ impl TrainSettings {
     }
 }
 
-/// The newest checkpoint that may be handed on.
-fn newest(folder: &Path, settings: &TrainSettings) -> Result<(StoredCheckpoint, CheckpointRecord), TrainingError> {
+/// The newest checkpoint that may be handed on; none if a protected language is worse than allowed in each of them.
+fn newest(
+    folder: &Path,
+    settings: &TrainSettings,
+) -> Result<Option<(StoredCheckpoint, CheckpointRecord)>, TrainingError> {
     let mut all = checkpoint::list(folder)?;
-    let is_empty = all.is_empty();
+    if all.is_empty() {
+        return Err(TrainingError::data(format!("{} holds no checkpoint", folder.display())));
+    }
     while let Some(newest) = all.pop() {
         let record = checkpoint::read_record(&newest.path)?;
         if settings.may_hand_on(&record) {
-            return Ok((newest, record));
+            return Ok(Some((newest, record)));
         }
     }
-    if is_empty {
-        return Err(TrainingError::data(format!("{} holds no checkpoint", folder.display())));
-    }
-    Err(TrainingError::refused(
-        format!(
-            "in each checkpoint that {} holds, a protected language is worse than `protect.max_rise` allows",
-            folder.display()
-        ),
-        "train from the first step with lower rates or rows of these languages, or raise `protect.max_rise`; lower \
-             `checkpoint_every` or raise `keep_checkpoints`, so that a checkpoint from before is kept",
-    ))
+    Ok(None)
 }
 
-/// Chooses among the checkpoints of a folder. Reads only.
+/// The model before training at a path of this machine, which is handed on if none of the checkpoints in `folder` may be.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn model_before(path: PathBuf, folder: &Path) -> Result<Chosen, TrainingError> {
+    let mut files = BTreeMap::new();
+    for file in OpenModel::files(&path)? {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let digest = checkpoint::digest_file(&file).map_err(TrainingError::file(&file))?;
+        files.insert(name, digest);
+    }
+    Ok(Chosen {
+        digest: checkpoint::digest_of_files(files.iter()),
+        step: 0,
+        which: format!(
+            "model before training, {}, as a protected language is worse than `protect.max_rise` allows in each checkpoint that {} holds",
+            path.display(),
+            folder.display()
+        ),
+        path,
+    })
+}
+
+/// Chooses among the checkpoints of a folder. Reads only. None if a protected language is worse than allowed in each of them.
 ///
 /// # Errors
 /// Where there is none of that sort.
-pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Chosen, TrainingError> {
-    let newest = newest(folder, settings)?;
-    match settings.model_from {
+pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Option<Chosen>, TrainingError> {
+    let Some(newest) = newest(folder, settings)? else {
+        return Ok(None);
+    };
+    let chosen = match settings.model_from {
         ModelFrom::Last => {
             checkpoint::verify(&newest.0.path, &newest.1)?;
-            Ok(Chosen {
+            Chosen {
                 path: newest.0.path,
                 step: newest.1.step,
                 digest: newest.1.model_digest(),
                 which: "last checkpoint".into(),
-            })
+            }
         }
         ModelFrom::Best => {
             let monitor = settings.monitor;
@@ -112,7 +134,7 @@ pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Chosen, Trainin
                 Monitor::ValLoss => format!("{figure:.4}"),
                 Monitor::ValWer | Monitor::ValCer => format!("{:.1} %", 100.0 * figure),
             };
-            Ok(Chosen {
+            Chosen {
                 path: standing.path,
                 step: record.step,
                 digest: record.model_digest(),
@@ -120,23 +142,24 @@ pub fn chosen(folder: &Path, settings: &TrainSettings) -> Result<Chosen, Trainin
                     "checkpoint with the lowest {monitor} on the validation sample, {figure}, of step {}",
                     record.step
                 ),
-            })
+            }
         }
         ModelFrom::Average | ModelFrom::AverageBest => {
             let average = average_of::latest_mean(folder)?.ok_or_else(|| {
                 TrainingError::refused(
                     format!("{} holds no mean of its checkpoints", folder.display()),
-                    "run again: it is made when the last step is done",
+                    "run again: it is made when the last step is done, of checkpoints that were evaluated if it is that of the best",
                 )
             })?;
             let steps: Vec<u64> = average.steps().collect();
             let names: Vec<String> = steps.iter().map(u64::to_string).collect();
-            Ok(Chosen {
+            Chosen {
                 step: steps.last().copied().unwrap_or_default(),
                 digest: average.model_digest(),
                 which: format!("mean of the checkpoints of steps {}", names.join(", ")),
                 path: average.path,
-            })
+            }
         }
-    }
+    };
+    Ok(Some(chosen))
 }

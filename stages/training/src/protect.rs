@@ -18,7 +18,7 @@ pub struct ProtectSettings {
     /// Rows of each language to evaluate on; 0 for all.
     pub samples_per_language: usize,
     /// End training when a rate rises by more; otherwise there is only a warning. The checkpoint that is handed on is then one
-    /// from before.
+    /// from before, or `init` if there is none.
     pub stop: bool,
 }
 

@@ -501,10 +501,13 @@ impl Session {
         if let Some(of) = self.settings.mean() {
             self.folder.make_average(of)?;
         }
-        let chosen = chosen(self.folder.folder(), &self.settings)?;
+        let (step, which) = match chosen(self.folder.folder(), &self.settings)? {
+            Some(chosen) => (chosen.step, chosen.which),
+            None => (0, format!("model before training, {}", self.settings.init)),
+        };
         (self.report)(json!({
-            "notice": format!("the model that is handed on: the {}", chosen.which),
-            "model_step": chosen.step,
+            "notice": format!("the model that is handed on: the {which}"),
+            "model_step": step,
         }));
         Ok(())
     }

@@ -40,7 +40,7 @@ use crate::trainer::TrainerConfig;
 ///
 /// `protect` has rows of languages that are not trained on and must not get worse (or of the domain that the first model is good
 /// at). Their word error rates are taken before the first step and at each evaluation; where one rises by more than
-/// `protect.max_rise`, training ends with a message, and a checkpoint from before is handed on.
+/// `protect.max_rise`, training ends with a message, and the newest checkpoint from before is handed on, or `init` if there is none.
 ///
 /// A model of the hub is downloaded into the hub's own cache when training begins, if no stage before it did; an
 /// interrupted download is resumed. `HF_TOKEN` (or the token file), `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`,

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
+use flow_evaluation::hub_token::hub_with_token;
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, Shape, StageError, Storage,
@@ -23,9 +24,9 @@ use serde_json::Value;
 use crate::checkpoint::{self, CheckpointFolder, average_of, bucket};
 use crate::error::TrainingError;
 use crate::feed::Feed;
-use crate::init::is_remote;
+use crate::init::{fetch_model, is_remote};
 use crate::loaded_rows::BATCH_COLUMNS;
-use crate::model_from::chosen;
+use crate::model_from::{Chosen, chosen, model_before};
 use crate::resolved_settings::ResolvedSettings;
 use crate::settings::TrainSettings;
 use crate::start::{Start, check_changes, find_start};
@@ -305,6 +306,23 @@ impl TrainBody {
         }
     }
 
+    /// The model before training, with a warning: none of the checkpoints in `folder` may be handed on.
+    fn model_before(&self, folder: &Path) -> Result<Chosen, StageError> {
+        let hub = || hub_with_token(self.settings.hub_token.as_ref());
+        let init = &self.settings.init;
+        let fetched = fetch_model(&self.context.storage, init, hub, &mut |line| {
+            self.context.report(serde_json::json!({ "line": line }));
+            !self.context.cancel.is_set()
+        })?;
+        let path = fetched.ok_or_else(|| StageError::failed("stopped"))?;
+        let before = model_before(path, folder)?;
+        self.context.warn(format!(
+            "the {} is handed on; train from the first step with lower rates or rows of these languages, or raise `protect.max_rise`",
+            before.which
+        ));
+        Ok(before)
+    }
+
     /// Writes the mean of checkpoints, where it is the output model and all steps were done before.
     fn make_average(&self) -> Result<(), StageError> {
         let Some(of) = self.settings.mean() else {
@@ -485,7 +503,10 @@ impl Log for TrainBody {
         let root = self.settings.checkpoint_root(&self.context.storage)?;
         checkpoint::remove_left(&root);
         let folder = checkpoint::current(&root)?;
-        let chosen = chosen(&folder, &self.settings)?;
+        let chosen = match chosen(&folder, &self.settings)? {
+            Some(chosen) => chosen,
+            None => self.model_before(&folder)?,
+        };
         Ok(RecordBatch::try_new(
             model_schema(),
             vec![

@@ -251,7 +251,9 @@ pub fn coverage(windows: &[Range<u64>], speech: &[Vec<Range<f64>>], heard: &[Hea
         found
             .suspects
             .extend(kept.map(|suspect| suspect.of(&heard.words, after)));
-        found.suspects.extend(heard.dropped.iter().map(|suspect| Suspect {
+        // Words that were found again are in the transcript.
+        let dropped = heard.dropped.iter().filter(|suspect| !suspect.is_among(&heard.words));
+        found.suspects.extend(dropped.map(|suspect| Suspect {
             start: rounded(after + suspect.start),
             end: rounded(after + suspect.end),
             ..suspect.clone()

@@ -50,6 +50,26 @@ pub struct Suspect {
     pub dropped: bool,
 }
 
+/// How far after a suspect the middle of one of its words may be that was found again, in seconds: a frame of the encoder. Before it,
+/// the first word of a repetition stands.
+const AFTER: f64 = 0.08;
+
+impl Suspect {
+    /// Whether its words are all among those of the recording or window that its times are of, in their order and at its time: they were
+    /// left out, and another decoding found them.
+    pub(crate) fn is_among(&self, words: &[Word]) -> bool {
+        let time = self.start..=self.end + AFTER;
+        let there = words
+            .iter()
+            .filter(|word| time.contains(&((word.start + word.end) / 2.0)));
+        let mut there = there.map(|word| word_key(&word.word));
+        self.text
+            .split_whitespace()
+            .map(word_key)
+            .all(|word| there.any(|other| other == word))
+    }
+}
+
 fn is_false(flag: &bool) -> bool {
     !flag
 }
@@ -236,6 +256,25 @@ mod tests {
         assert_eq!(of("", 0.16), []);
         let long = "extraordinary extraordinary extraordinary extraordinary";
         assert_eq!(of(long, 0.32), repeated("extraordinary extraordinary extraordinary"));
+    }
+
+    #[test]
+    fn dropped_words_that_are_found_again_are_there() {
+        let words = said("on the way way way home", 0.16);
+        let suspect = SuspectWords {
+            words: 3..5,
+            reason: Reason::Repetition,
+        };
+        let suspect = suspect.of(&words, 0.0);
+        assert!(suspect.is_among(&words) && suspect.is_among(&said("on the way Way, way home", 0.16)));
+        let without = |left_out: usize| {
+            let mut words = words.clone();
+            words.remove(left_out);
+            words
+        };
+        // The first of the three stands, but not at this time.
+        assert!(!suspect.is_among(&without(3)) && !suspect.is_among(&without(4)) && suspect.is_among(&without(2)));
+        assert!(!suspect.is_among(&said("on the way way way home", 0.3)) && !suspect.is_among(&[]));
     }
 
     /// What a speech synthesizer said, as a model heard it.

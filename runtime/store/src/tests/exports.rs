@@ -447,11 +447,17 @@ fn folders_of_others_are_refused_at_once() {
         std::fs::write(set.file(name).unwrap(), "").unwrap();
     }
     set.finish().unwrap();
-    // Somebody's file in the folder of a set is not in its way.
-    std::fs::write(folder.join("data/mine"), "").unwrap();
-    refuse(&begin()).unwrap();
-    std::fs::remove_file(folder.join("flow.json")).unwrap();
-    refuse(&begin()).unwrap();
+    // Somebody's file beside those of a set, unless readers leave it out.
+    std::fs::write(folder.join("data/.mine"), "").unwrap();
+    std::fs::create_dir(folder.join("data/deep")).unwrap();
+    for list in ["none", "flow.json"] {
+        let _ = std::fs::remove_file(folder.join(list));
+        refuse(&begin()).unwrap();
+        std::fs::write(folder.join("data/deep/mine"), "").unwrap();
+        let refused = refuse(&begin()).unwrap_err().to_string();
+        assert!(refused.contains("data/deep/mine"), "{refused}");
+        std::fs::remove_file(folder.join("data/deep/mine")).unwrap();
+    }
     std::fs::remove_file(folder.join(".flow-files")).unwrap();
     assert!(refuse(&begin()).is_err());
 }

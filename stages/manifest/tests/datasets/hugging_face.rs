@@ -256,6 +256,84 @@ fn rows_without_a_readable_recording_are_rejects() {
     assert!(!out.join(REJECTS).exists());
 }
 
+/// Damage is found in recordings whose rows say how long they are, so that nothing has read them before: cut and garbled ones of
+/// each kind of format are rejects, and all others are written. `path` names recordings without reading them to their ends.
+#[test]
+fn damaged_recordings_whose_rows_have_durations_are_rejects() {
+    let folder = tempfile::tempdir().unwrap();
+    let tone = |ending: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../audio/tests/data/tone.{ending}"));
+    let flac = fs::read(layout("wav/b.flac")).unwrap();
+    let mut wav =
+        b"RIFF\x24\x7d\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data\0\x7d\0\0".to_vec();
+    wav.extend((0..32_000).map(|at| (at % 251) as u8));
+    let read_tone = |ending: &str| fs::read(tone(ending)).unwrap();
+    let cut = |bytes: &[u8]| bytes[..bytes.len() * 6 / 10].to_vec();
+    let garbled = |bytes: &[u8]| {
+        let mut bytes = bytes.to_vec();
+        let middle = bytes.len() / 2;
+        bytes[middle..middle + 40].fill(0x55);
+        bytes
+    };
+    let (ogg, opus, mp3, m4a) = (read_tone("ogg"), read_tone("opus"), read_tone("mp3"), read_tone("m4a"));
+    let mut lines = Vec::new();
+    let mut add = |id: &str, bytes: &[u8], seconds: f64| {
+        let file = folder.path().join(id);
+        fs::write(&file, bytes).unwrap();
+        let row = json!({ "audio_filepath": file, "text": "x", "lang": "hi", "duration": seconds, "segment_id": id });
+        lines.push(row.to_string());
+    };
+    add("good.flac", &flac, 0.75);
+    add("cut.flac", &cut(&flac), 0.75);
+    add("garbled.flac", &garbled(&flac), 0.75);
+    add("good.wav", &wav, 1.0);
+    add("cut.wav", &cut(&wav), 1.0);
+    add("good.ogg", &ogg, 1.0);
+    add("cut.ogg", &cut(&ogg), 1.0);
+    add("garbled.ogg", &garbled(&ogg), 1.0);
+    add("good.opus", &opus, 1.0);
+    add("cut.opus", &cut(&opus), 1.0);
+    add("good.mp3", &mp3, 1.0);
+    add("cut.mp3", &cut(&mp3), 1.0);
+    add("good.m4a", &m4a, 1.0);
+    add("cut.m4a", &cut(&m4a), 1.0);
+    add("not_audio.flac", b"no sound", 0.75);
+    let all = folder.path().join("all.jsonl");
+    fs::write(&all, lines.join("\n")).unwrap();
+    let rows = read(&all, "");
+    let ids = |rows: &RecordBatch| {
+        let ids = columns::text(rows, "segment_id").unwrap();
+        ids.iter().map(|id| id.unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let named = ids(&rows.all_rows("rows"));
+    assert_eq!(named.len(), lines.len());
+    let (good, bad): (Vec<_>, Vec<_>) = named.into_iter().partition(|id| id.starts_with("good"));
+    for (format, of_split) in [("huggingface", ""), ("shar", "train")] {
+        let out = folder.path().join(format);
+        write_as(format, &[("master", &rows)], &out, ", max_unreadable: 1.0").unwrap();
+        let columns: &[&str] = if of_split.is_empty() {
+            &["segment_id=segment_id"]
+        } else {
+            &[]
+        };
+        let written = read_with(&out.join(of_split), "", columns);
+        assert_eq!(ids(&written.all_rows("rows")), good, "{format}");
+        let rejects = parquet(&out.join(REJECTS)).build().unwrap().map(Result::unwrap);
+        assert_eq!(
+            rejects.flat_map(|batch| ids(&batch)).collect::<Vec<_>>(),
+            bad,
+            "{format}"
+        );
+    }
+    let out = folder.path().join("paths");
+    write(&[("master", &rows)], &out, ", audio_of_rows: path").unwrap();
+    let rejects = parquet(&out.join(REJECTS)).build().unwrap().map(Result::unwrap);
+    let rejected: Vec<String> = rejects.flat_map(|batch| ids(&batch)).collect();
+    assert!(
+        rejected.contains(&"not_audio.flac".to_owned()) && !rejected.iter().any(|id| good.contains(id)),
+        "{rejected:?}"
+    );
+}
+
 /// Recordings that are files stay where they are; a part of one and a member of a tar are in the dataset.
 #[test]
 fn paths_take_the_place_of_recordings_that_are_files() {

@@ -125,9 +125,12 @@ fn sources(folder: &Path, of: MeanOf) -> Result<Vec<(StoredCheckpoint, MeanSourc
     chosen.into_iter().map(with_digest).collect()
 }
 
-/// Whether a mean is on disk.
+/// Whether a mean is on disk, or there is nothing that it could be of.
 pub fn is_made(folder: &Path, of: MeanOf) -> Result<bool, TrainingError> {
     let sources = sources(folder, of)?;
+    if sources.is_empty() {
+        return Ok(true);
+    }
     let of = sources.iter().map(|(_, source)| source);
     match latest_mean(folder) {
         Ok(average) => Ok(average.is_some_and(|average| average.record.of.iter().eq(of))),

@@ -103,7 +103,7 @@ impl CheckpointRecord {
 }
 
 /// One digest over files and their names.
-pub(super) fn digest_of_files<'a>(files: impl Iterator<Item = (&'a String, &'a FileDigest)>) -> String {
+pub(crate) fn digest_of_files<'a>(files: impl Iterator<Item = (&'a String, &'a FileDigest)>) -> String {
     let mut hasher = blake3::Hasher::new();
     for (name, file) in files {
         hasher

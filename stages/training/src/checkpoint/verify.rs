@@ -65,7 +65,7 @@ fn verified() -> MutexGuard<'static, HashMap<PathBuf, (FileVersion, FileDigest)>
 }
 
 /// Size and BLAKE3 of a file.
-pub(super) fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
+pub(crate) fn digest_file(path: &Path) -> std::io::Result<FileDigest> {
     let mut file = File::open(path)?;
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0u8; 1 << 20];

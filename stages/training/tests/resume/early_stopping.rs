@@ -10,7 +10,8 @@ use flow_nn::tensor_files::read_safetensors;
 use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::checkpoint;
-use flow_training::model_from::chosen;
+use flow_training::checkpoint::average_of::is_made;
+use flow_training::model_from::{chosen, model_before};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::Session;
 use flow_training::settings::{EarlyStopping, KeepBest, ModelFrom, Monitor, TrainSettings};
@@ -136,7 +137,9 @@ fn the_best_checkpoints_are_kept_and_their_mean_is_handed_on() {
     assert_eq!(train(&best(3, Monitor::ValWer), 0, 8), 8);
     // The last one, and those of 300, 290 and 295 errors.
     assert_eq!(steps(folder.path()), [3, 5, 7, 8]);
-    let mean = chosen(folder.path(), &best(3, Monitor::ValWer)).expect("a mean");
+    let mean = chosen(folder.path(), &best(3, Monitor::ValWer))
+        .expect("a mean")
+        .expect("a mean");
     assert_eq!(mean.which, "mean of the checkpoints of steps 3, 5, 7");
     let values = |folder: &Path| -> Vec<f32> {
         let tensors = read_safetensors(&folder.join("model.safetensors")).expect("tensors");
@@ -191,16 +194,53 @@ fn training_ends_where_a_protected_language_gets_worse() {
     // What is handed on is from before: of 400, 310 and 350 errors in step 2, 4 and 6, the last has none that counts.
     let step = |model_from| {
         let settings = protected(whole.path(), model_from);
-        chosen(whole.path(), &settings).expect("a checkpoint").step
+        chosen(whole.path(), &settings)
+            .expect("a checkpoint")
+            .expect("a checkpoint")
+            .step
     };
     assert_eq!((step(ModelFrom::Last), step(ModelFrom::Best)), (4, 4));
     assert_eq!(record.validation_wer, None);
     let mut only = settings.clone();
     only.protect.stop = false;
-    assert_eq!(chosen(whole.path(), &only).expect("a checkpoint").step, 6);
-    for step in [2, 4] {
-        std::fs::remove_dir_all(whole.path().join(format!("step-{step:09}"))).expect("removed");
+    let last = chosen(whole.path(), &only)
+        .expect("a checkpoint")
+        .expect("a checkpoint");
+    assert_eq!(last.step, 6);
+}
+
+/// Where the first evaluation ends training, no checkpoint is from before: the model before training is handed on, whatever was to
+/// be chosen.
+#[test]
+fn the_model_before_training_is_handed_on_where_the_first_evaluation_ends_it() {
+    for model_from in [
+        ModelFrom::Last,
+        ModelFrom::Best,
+        ModelFrom::Average,
+        ModelFrom::AverageBest,
+    ] {
+        let folder = tempfile::tempdir().expect("folder");
+        let settings = TrainSettings {
+            eval_every: 2,
+            checkpoint_every: 2,
+            model_from,
+            ..settings(folder.path(), 10)
+        };
+        assert_eq!(train_beside(&settings, 0, 10, Some(&[5, 8])), 2);
+        assert_eq!(
+            chosen(folder.path(), &settings).expect("no error"),
+            None,
+            "{model_from:?}"
+        );
+        if let Some(of) = settings.mean() {
+            assert!(is_made(folder.path(), of).expect("checkpoints"));
+        }
+        let model = folder.path().join("step-000000002");
+        let before = model_before(model.clone(), folder.path()).expect("a model");
+        assert_eq!((before.step, &before.path), (0, &model));
+        assert!(before.which.contains("protect.max_rise"), "{}", before.which);
+        // As that of a checkpoint with these files.
+        let record = checkpoint::read_record(&model).expect("a record");
+        assert_eq!(before.digest, record.model_digest());
     }
-    let none = chosen(whole.path(), &settings).expect_err("none is left").to_string();
-    assert!(none.contains("protect.max_rise"), "{none}");
 }

@@ -2,7 +2,8 @@
 
     python3 make.py PAIRS WHISPER LEADERBOARD WHEEL
 
-PAIRS: a JSON file with lists `english` and `indic` of texts (`input`, and `lang`), to which random ones are added.
+PAIRS: a JSON file with lists `english` and `indic` of texts (`input`, and `lang`), to which random ones are added, and `basic`, each
+with what the Leaderboard's `BasicMultilingualTextNormalizer(remove_diacritics=False)` makes of it (`leaderboard_multilingual`).
 WHISPER: a checkout of github.com/openai/whisper (made with c0d2f62). LEADERBOARD: of
 github.com/huggingface/open_asr_leaderboard (d1e99b2). WHEEL: the unpacked wheel of whisper_normalizer 0.1.15.
 Needs the packages indic-nlp-library (0.92), more-itertools and regex; Python 3.11 (Unicode 14).
@@ -129,3 +130,4 @@ outputs = [(pair["lang"], pair["input"], pair["output"]) for pair in pairs["indi
 kept = [row for row in outputs if isinstance(row[2], str) and not re.search(r"\d", row[1])]
 print("left out of the wheel's Indic pairs:", [row for row in outputs if row not in kept])
 write("wheel_indic.jsonl", kept)
+write("multilingual.jsonl", [(pair["input"], pair["leaderboard_multilingual"]) for pair in pairs["basic"]])
