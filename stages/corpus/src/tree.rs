@@ -46,12 +46,21 @@ pub fn or_note<T: Default>(path: &Path, answer: io::Result<T>) -> T {
 
 /// Whether a file is there. See [`answered`].
 pub fn is_file(storage: &Storage, path: &Path) -> bool {
-    or_note(path, flow_storage::is_file(storage, path))
+    unless_denied(path, flow_storage::is_file(storage, path))
 }
 
 /// Whether a folder is there, or objects are below a prefix. See [`answered`].
 pub fn is_folder(storage: &Storage, path: &Path) -> bool {
-    or_note(path, flow_storage::is_folder(storage, path))
+    unless_denied(path, flow_storage::is_folder(storage, path))
+}
+
+/// What is denied counts as missing: it is outside of what was listed, and S3 denies those who may not list all of a bucket what is
+/// not there.
+fn unless_denied(path: &Path, answer: io::Result<bool>) -> bool {
+    match answer {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => false,
+        answer => or_note(path, answer),
+    }
 }
 
 /// A file whose beginning is looked at to find out a layout; none where there is no regular file that can be read. See [`answered`].

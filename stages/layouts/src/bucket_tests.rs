@@ -235,6 +235,16 @@ fn a_folder_in_a_bucket_is_listed_once_and_its_changes_show() {
         .unwrap();
     assert!(error.to_string().contains("s3://corpora/lj/metadata.csv"), "{error}");
     server.clear();
+    // Who may list the corpus alone is denied what is above it.
+    for path in ["/corpora/metadata", "/corpora/flow.json"] {
+        server.fault(FaultRule::always(Fault::Status(403), path));
+    }
+    let storage = server.storage();
+    fs::rename(at("metadata.csv"), at("list.csv")).unwrap();
+    fs::write(at("wavs/LJ7.txt"), "seven").unwrap();
+    let found = partitions(&storage, &settings);
+    assert_eq!(found[0].0.as_str(), "wavs/000000");
+    server.clear();
     for (url, said) in [
         ("s3://corpora/none", "there is no such object"),
         ("s3://none/lj", "s3://none"),

@@ -189,10 +189,12 @@ fn in_sets(storage: &Storage, files: &[String]) -> Result<Vec<PathBuf>, Manifest
                 Err(error) => error,
             },
         };
-        if missing.kind() == ErrorKind::NotFound && url.can_be_listed() {
+        // S3 denies those who may not list all of a bucket what is not there.
+        let is_denied = missing.kind() == ErrorKind::PermissionDenied;
+        if (is_denied || missing.kind() == ErrorKind::NotFound) && url.can_be_listed() {
             match tree::list_all(storage, &path) {
                 Ok(true) => return Ok(path),
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(ManifestError::io(&path, error)),
+                Err(error) if !is_denied => return Err(ManifestError::io(&path, error)),
                 Ok(false) | Err(_) => {}
             }
         }
