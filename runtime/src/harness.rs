@@ -179,6 +179,13 @@ impl<K: Kind> Harness<K> {
         self
     }
 
+    /// What files in object storage are read with.
+    #[must_use]
+    pub fn storage(mut self, storage: &Storage) -> Self {
+        self.storage = storage.clone();
+        self
+    }
+
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self

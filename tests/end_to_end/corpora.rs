@@ -4,9 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use flow_audio::flac_encode::encode_signal;
+use flow_storage_testing::TestServer;
 use serde_json::Value;
 
-use crate::binary::{Workplace, expect_code, files, program, read_rejects, stderr};
+use crate::binary::{Workplace, copy_folder, expect_code, files, program, read_rejects, stderr};
+use crate::storage::age;
 
 fn layouts() -> String {
     format!("{}/stages/layouts/tests/data/layouts", env!("CARGO_MANIFEST_DIR"))
@@ -67,6 +69,46 @@ fn a_corpus_becomes_a_manifest_that_is_a_corpus_itself() {
                 assert_eq!(first[key], second[key], "{name}: {key}");
             }
         }
+    }
+}
+
+/// Folders of a bucket are corpora, too; what has not changed there is not read again.
+#[test]
+fn a_corpus_in_a_bucket_gives_the_manifest_that_it_gives_on_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let names = ["hub", "saved", "shar", "webdataset"];
+    for name in names {
+        copy_folder(
+            &Path::new(&layouts()).join(name),
+            &root.path().join("corpora").join(name),
+        );
+    }
+    age(root.path());
+    let server = TestServer::start(root.path()).unwrap();
+    for name in names {
+        let run = |place: &Workplace, command: &str, input: &str| {
+            let input = format!("input={input}");
+            let mut flow = place.command(command, "pipelines/manifest.yaml", &[&input, "lang=hi"]);
+            let output = flow.envs(server.environment()).output().unwrap();
+            expect_code(&output, 0);
+        };
+        let (disk, bucket) = (Workplace::bundled("micro"), Workplace::bundled("micro"));
+        let url = format!("s3://corpora/{name}");
+        run(&disk, "run", &format!("{}/{name}", layouts()));
+        run(&bucket, "run", &url);
+        let (expected, found) = (lines(&disk), lines(&bucket));
+        assert!(!expected.is_empty() && found.len() == expected.len(), "{name}");
+        for (expected, found) in expected.iter().zip(&found) {
+            for key in ["segment_id", "text", "duration", "lang", "extra"] {
+                assert_eq!(found[key], expected[key], "{name}: {key}");
+            }
+            let mut places = ["tar_path", "audio_filepath"].into_iter();
+            let is_in_bucket = |key| found[key].as_str().is_some_and(|place| place.starts_with(&url));
+            assert!(places.any(is_in_bucket), "{found}");
+        }
+        server.clear();
+        run(&bucket, "run", &url);
+        assert_eq!(server.requests(".tar"), 0, "{name}");
     }
 }
 

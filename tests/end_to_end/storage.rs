@@ -340,7 +340,7 @@ fn a_manifest_in_a_bucket_names_recordings_in_it() {
 
     for (manifest, said) in [
         ("s3://sets/first/none.jsonl", "there is no such object"),
-        ("s3://none/manifest.jsonl", "there is no such object"),
+        ("s3://none/manifest.jsonl", "there is no such bucket"),
         ("s3://sets/first/manifest", "there is no such object"),
     ] {
         let output = read(manifest, "of_none");

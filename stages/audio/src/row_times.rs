@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_storage::Storage;
+use flow_storage::{Storage, is_file};
 use serde_json::Value;
 
 use crate::part::{TOLERANCE_SECONDS, stated_seconds};
@@ -198,7 +198,7 @@ impl UnitSample {
         for (files, start, end) in &self.rows {
             let Some(length) = files
                 .iter()
-                .find(|file| file.is_file())
+                .find(|file| is_file(storage, file).unwrap_or(false))
                 .and_then(|file| length(storage, file))
             else {
                 continue;

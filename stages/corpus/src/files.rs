@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use flow_storage::Storage;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::tree;
 
 /// More files than this are a mistake in a range.
 const MOST_FILES: usize = 100_000;
@@ -94,8 +97,8 @@ fn choices(inner: &str) -> Option<Vec<String>> {
 }
 
 /// The format of a path under `auto`.
-pub fn format_of(path: &Path) -> Option<Format> {
-    if path.is_dir() {
+pub fn format_of(storage: &Storage, path: &Path) -> Option<Format> {
+    if tree::is_folder(storage, path) {
         return Some(Format::Folder);
     }
     format_of_name(path)

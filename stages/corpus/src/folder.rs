@@ -1,16 +1,16 @@
 //! A folder of recordings with transcripts: in files beside them, or in LibriSpeech's lists.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::DirEntry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use flow_kind::store::on_threads;
 use flow_kind::{Partition, SourcePartition, StageError};
-use flow_storage::Storage;
+use flow_storage::{Storage, is_url};
 
 use crate::ManifestError;
 use crate::corpus::LaidOut;
-use crate::files::{Format, format_of, format_of_name};
+use crate::files::{Format, format_of_name};
 use crate::folder_languages::FolderLanguages;
 use crate::lines::LineManifest;
 use crate::listing::{AUDIO, Listed, Transcript, list, stem};
@@ -22,6 +22,7 @@ use crate::rows::Rows;
 use crate::tables::TableManifest;
 use crate::text_tables::TextTables;
 use crate::transcripts::{transcript, transcripts_of};
+use crate::tree::{self, TreeEntry};
 use crate::{ReadSettings, file_stem};
 
 /// Tables of a folder by Hugging Face's convention; the first that exists counts.
@@ -36,13 +37,16 @@ const TRAIN: &str = "train";
 const OF_OTHER_PROGRAMS: [&str; 8] = ["srt", "vtt", "TextGrid", "textgrid", "eaf", "json", "ctm", "stm"];
 /// Names of a folder that an error shows.
 const SHOWN: usize = 10;
+/// Transcripts that are read at the same time, of which those in object storage are waited for; and how many are held.
+const OBJECTS: usize = 16;
+const HELD: usize = 128;
 
 /// The first of some files of a folder that is there.
-pub fn first_of<S: AsRef<str>>(root: &Path, names: &[S]) -> Option<PathBuf> {
+pub fn first_of<S: AsRef<str>>(storage: &Storage, root: &Path, names: &[S]) -> Option<PathBuf> {
     names
         .iter()
         .map(|name| root.join(name.as_ref()))
-        .find(|path| path.is_file())
+        .find(|path| tree::is_file(storage, path))
 }
 
 /// The tables of a folder by Hugging Face's convention, below one in it (empty: in the folder itself).
@@ -55,17 +59,19 @@ pub fn tables(below: &str) -> Vec<String> {
 ///
 /// # Errors
 /// Where a folder of Common Voice has tables, but none of all recordings.
-pub fn table_of(root: &Path) -> Result<Option<PathBuf>, ManifestError> {
-    if let Some(table) = first_of(root, &TABLES) {
+pub fn table_of(storage: &Storage, root: &Path) -> Result<Option<PathBuf>, ManifestError> {
+    if let Some(table) = first_of(storage, root, &TABLES) {
         return Ok(Some(table));
     }
-    if !root.join("clips").is_dir() {
-        return Ok(first_of(root, &TABLES.map(|table| format!("{TRAIN}/{table}"))));
+    if !tree::is_folder(storage, &root.join("clips")) {
+        return Ok(first_of(storage, root, &TABLES.map(|table| format!("{TRAIN}/{table}"))));
     }
-    if let Some(table) = first_of(root, &COMMON_VOICE) {
+    if let Some(table) = first_of(storage, root, &COMMON_VOICE) {
         return Ok(Some(table));
     }
-    let others = OF_COMMON_VOICE.into_iter().filter(|name| root.join(name).is_file());
+    let others = OF_COMMON_VOICE
+        .into_iter()
+        .filter(|name| tree::is_file(storage, &root.join(name)));
     let others: Vec<&str> = others.collect();
     match others.as_slice() {
         [] => Ok(None),
@@ -92,7 +98,7 @@ pub fn open_table(
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
     let files = vec![table.to_path_buf()];
-    Ok(match format_of(table) {
+    Ok(match format_of_name(table) {
         Some(Format::Nemo) => LaidOut::of_lines(LineManifest::open(storage, files, Vec::new(), settings)?, settings),
         Some(Format::Parquet) => Box::new(TableManifest::open(storage, files, settings, scratch)?),
         _ => LaidOut::of_lines(TextTables::open(storage, files, Some(root), settings)?, settings),
@@ -105,6 +111,8 @@ pub struct AudioFolder {
     blocks: Vec<(Partition, Vec<Listed>)>,
     lang: String,
     folders: FolderLanguages,
+    /// Which splits are read.
+    told: Option<String>,
     source: String,
     /// A table in the folder above this one or in one of its folders, which may have the texts of recordings that lack them.
     table: Option<PathBuf>,
@@ -114,16 +122,25 @@ pub struct AudioFolder {
 type Lines<'f> = HashMap<&'f str, Result<String, Refusal>>;
 
 impl AudioFolder {
+    /// Of the folders right in it those named by `only`, or all. `told` is for the log.
+    ///
     /// # Errors
     /// When the folder cannot be read, or nothing is in it.
-    pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings) -> Result<Self, ManifestError> {
-        let blocks = list(storage, root)?;
+    pub fn open(
+        storage: &Storage,
+        root: &Path,
+        settings: &ReadSettings,
+        only: Option<&BTreeSet<String>>,
+        told: Option<String>,
+    ) -> Result<Self, ManifestError> {
+        let blocks = list(storage, root, only)?;
         if blocks.is_empty() {
-            let tars = match holds_tars(root) {
-                true => {
-                    ", but tars, which `audio.webdataset` reads (`manifest.read` reads them where a manifest names their members: `tars`)"
-                }
-                false => "",
+            let tars = if holds(storage, root, ".tar.gz") {
+                ", but compressed tars: recordings are read at their places in a tar, so unpack each (`gunzip x.tar.gz`)"
+            } else if holds(storage, root, ".tar") {
+                ", but tars, which `audio.webdataset` reads (`manifest.read` reads them where a manifest names their members: `tars`)"
+            } else {
+                ""
             };
             return Err(ManifestError::manifest(
                 root,
@@ -134,7 +151,7 @@ impl AudioFolder {
                     AUDIO.join(", "),
                     TABLES.join(", "),
                     COMMON_VOICE.join(", "),
-                    contents_of(root)
+                    contents_of(storage, root)
                 ),
             ));
         }
@@ -152,32 +169,41 @@ impl AudioFolder {
                 )
             },
             blocks,
-            table: table_nearby(root),
+            told,
+            table: table_nearby(storage, root),
             lang: settings.lang.clone(),
             source: settings.source.clone(),
         })
     }
 
-    fn text(&self, file: &str, place: &Transcript, lists: &BTreeMap<&Arc<Path>, Lines<'_>>) -> Result<String, Refusal> {
+    fn text(
+        &self,
+        storage: &Storage,
+        file: &str,
+        place: &Transcript,
+        lists: &BTreeMap<&Arc<Path>, Lines<'_>>,
+    ) -> Result<String, Refusal> {
         match place {
             Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
-            Transcript::Beside(extension) => transcript(&self.beside(file, extension)).map_err(|refusal| {
+            Transcript::Beside(extension) => transcript(storage, &self.beside(file, extension)).map_err(|refusal| {
                 if refusal.reason != "missing_text" {
                     return refusal;
                 }
                 let above = Path::new(file).ancestors().skip(1);
                 let table = above
-                    .filter_map(|above| first_of(&self.root.join(above), &TABLES))
+                    .filter_map(|above| first_of(storage, &self.beyond(above), &TABLES))
                     .next();
                 let mut others = OF_OTHER_PROGRAMS.iter().map(|extension| self.beside(file, extension));
                 let hint = match table.as_ref().or(self.table.as_ref()) {
                     Some(table) => format!("; {} is a table: name it in place of the folder", table.display()),
-                    None => others.find(|other| other.is_file()).map_or_else(String::new, |other| {
-                        format!(
-                            "; {} is not read: write a table or JSON lines with `start`, `end` and `text`",
-                            other.display()
-                        )
-                    }),
+                    None => others
+                        .find(|other| tree::is_file(storage, other))
+                        .map_or_else(String::new, |other| {
+                            format!(
+                                "; {} is not read: write a table or JSON lines with `start`, `end` and `text`",
+                                other.display()
+                            )
+                        }),
                 };
                 refuse("missing_text", refusal.detail + &hint)
             }),
@@ -206,6 +232,14 @@ impl AudioFolder {
         self.root.join(file).with_extension(extension)
     }
 
+    /// A folder below this one, which may have no name.
+    fn beyond(&self, folder: &Path) -> PathBuf {
+        match folder.as_os_str().is_empty() {
+            true => self.root.clone(),
+            false => self.root.join(folder),
+        }
+    }
+
     fn wanted(&self, file: &str) -> Wanted {
         Wanted::file(self.root.join(file))
     }
@@ -213,7 +247,10 @@ impl AudioFolder {
 
 impl Opened for AudioFolder {
     fn decision(&self) -> Option<String> {
-        self.folders.decision()
+        let all = [self.told.clone(), self.folders.decision()];
+        all.into_iter()
+            .flatten()
+            .reduce(|first, second| format!("{first}; {second}"))
     }
 
     fn names(&self) -> Vec<Partition> {
@@ -237,7 +274,7 @@ impl Opened for AudioFolder {
                     Transcript::Beside(extension) => {
                         let text = self.beside(&listed.file, extension);
                         // A transcript that cannot be read makes its row a reject, not the partition.
-                        if is_readable_or_missing(&text) {
+                        if is_readable_or_missing(storage, &text) {
                             texts.push(text);
                         }
                     }
@@ -265,78 +302,75 @@ impl Opened for AudioFolder {
         let found = self.blocks.iter().find(|(name, _)| name == partition);
         let (_, files) = found.ok_or_else(|| StageError::failed(format!("the folder has no part {partition}")))?;
         let lists = lines_of_all(storage, files)?;
-        for Listed { file, transcript } in files {
-            let row = self.text(file, transcript, &lists).map(|text| self.row(file, text));
-            rows.push(row, || line_values(file))?;
+        let threads = if is_url(&self.root) { OBJECTS } else { 1 };
+        let text = |listed: &Listed| tree::answered(|| self.text(storage, &listed.file, &listed.transcript, &lists));
+        for files in files.chunks(HELD) {
+            for (Listed { file, .. }, text) in files.iter().zip(on_threads(files, threads, text)) {
+                rows.push(text?.map(|text| self.row(file, text)), || line_values(file))?;
+            }
         }
         Ok(())
     }
 }
 
-/// The folders in a folder, in their order.
-fn folders_of(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    // A folder may hold a million files: only links are looked up.
-    let is_folder = |entry: &DirEntry| match entry.file_type() {
-        Ok(kind) if kind.is_symlink() => entry.path().is_dir(),
-        kind => kind.is_ok_and(|kind| kind.is_dir()),
-    };
-    let mut folders: Vec<PathBuf> = entries.filter(is_folder).map(|entry| entry.path()).collect();
-    folders.sort();
-    folders
+/// What is in a folder, in the order of names; nothing of one that cannot be read.
+fn entries_of(storage: &Storage, folder: &Path) -> Vec<TreeEntry> {
+    let mut entries = tree::entries(storage, folder).unwrap_or_default();
+    entries.sort();
+    entries
 }
 
 /// The first table by Hugging Face's convention in the folder above `root` or in one of its folders, or else the only manifest in
 /// `root`, whatever it is called.
-fn table_nearby(root: &Path) -> Option<PathBuf> {
-    let above = root.parent().map(|above| match above.as_os_str().is_empty() {
+fn table_nearby(storage: &Storage, root: &Path) -> Option<PathBuf> {
+    let above = tree::folder_above(root).map(|above| match above.as_os_str().is_empty() {
         true => PathBuf::from("."),
         false => above.to_path_buf(),
     });
-    let mut folders = above.into_iter().chain(folders_of(root));
+    let entries = entries_of(storage, root);
+    let inner = entries.iter().filter(|entry| entry.is_folder);
+    let mut folders = above.into_iter().chain(inner.map(|entry| root.join(&entry.name)));
     folders
-        .find_map(|folder| first_of(&folder, &TABLES))
-        .or_else(|| only_manifest(root))
+        .find_map(|folder| first_of(storage, &folder, &TABLES))
+        .or_else(|| only_manifest(storage, root, &entries))
 }
 
-fn only_manifest(root: &Path) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(root).ok()?.flatten().map(|entry| entry.path());
-    let mut manifests = entries.filter(|path| format_of_name(path).is_some() && path.is_file());
+fn only_manifest(storage: &Storage, root: &Path, entries: &[TreeEntry]) -> Option<PathBuf> {
+    let files = entries.iter().filter(|entry| !entry.is_folder);
+    let mut manifests = files
+        .map(|entry| root.join(&entry.name))
+        .filter(|path| format_of_name(path).is_some() && tree::is_file(storage, path));
     manifests.next().filter(|_| manifests.next().is_none())
 }
 
-/// Whether a folder holds tars, or its folders do.
-fn holds_tars(root: &Path) -> bool {
-    let is_tar = |path: PathBuf| path.extension().is_some_and(|extension| extension == "tar");
-    let mut folders = std::iter::once(root.to_path_buf()).chain(folders_of(root));
-    folders.any(|folder| {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).any(is_tar)
-    })
+/// Whether a folder holds a file with this ending, or its folders do.
+fn holds(storage: &Storage, root: &Path, ending: &str) -> bool {
+    let is_one = |entry: &TreeEntry| entry.name.as_encoded_bytes().ends_with(ending.as_bytes());
+    let entries = entries_of(storage, root);
+    let mut inner = entries.iter().filter(|entry| entry.is_folder);
+    entries.iter().any(is_one) || inner.any(|entry| entries_of(storage, &root.join(&entry.name)).iter().any(is_one))
 }
 
 /// The first names in a folder, for an error.
-fn contents_of(folder: &Path) -> String {
-    let mut names: Vec<String> = std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| {
-            let slash = if entry.path().is_dir() { "/" } else { "" };
-            format!("{}{slash}", entry.file_name().to_string_lossy())
-        })
-        .collect();
-    names.sort();
-    let more = names.len().saturating_sub(SHOWN);
-    names.truncate(SHOWN);
-    match (names.as_slice(), more) {
-        ([], _) => "nothing".into(),
-        (names, 0) => names.join(", "),
-        (names, more) => format!("{} and {more} more", names.join(", ")),
+fn contents_of(storage: &Storage, folder: &Path) -> String {
+    let entries = entries_of(storage, folder);
+    let shown = entries.iter().take(SHOWN).map(|entry| {
+        let slash = if entry.is_folder { "/" } else { "" };
+        format!("{}{slash}", entry.name.to_string_lossy())
+    });
+    let names = shown.collect::<Vec<String>>().join(", ");
+    match entries.len() {
+        0 => "nothing".into(),
+        count if count <= SHOWN => names,
+        count => format!("{names} and {} more", count - SHOWN),
     }
 }
 
-fn is_readable_or_missing(path: &Path) -> bool {
+/// Objects that cannot be read are told when their rows are made.
+fn is_readable_or_missing(storage: &Storage, path: &Path) -> bool {
+    if is_url(path) {
+        return tree::is_file(storage, path);
+    }
     match std::fs::metadata(path) {
         Ok(found) => found.is_file() && std::fs::File::open(path).is_ok(),
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,

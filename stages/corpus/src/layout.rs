@@ -56,6 +56,7 @@ pub enum Layout {
     Yodas2,
     /// Long recordings, each with its subtitles (`.srt`, `.vtt`) beside it.
     Subtitles,
-    /// Recordings, each with its text (`.txt`, `.lab`) beside it or in a list (`.trans.txt`), as LibriSpeech has them.
+    /// Recordings, each with its text (`.txt`, `.lab`) beside it or in a list (`.trans.txt`), as LibriSpeech has them; in
+    /// folders that are called by splits (`train-clean-100`, `dev-clean`) those of the chosen splits.
     Transcripts,
 }

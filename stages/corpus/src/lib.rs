@@ -34,6 +34,7 @@ pub mod text_tables;
 pub mod texts;
 pub mod times;
 pub mod transcripts;
+pub mod tree;
 pub mod written_set;
 
 use std::path::Path;

@@ -4,7 +4,6 @@ use std::cell::LazyCell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::ManifestError;
 use crate::transcripts::{LIST, lines_of, split_line};
+use crate::tree::{self, TreeEntry};
 
 /// Recordings that make a partition.
 const BLOCK: usize = 1_000;
@@ -57,11 +57,15 @@ struct Waiting {
 
 /// Recordings below a folder, by the folder they are in and then by name, in blocks. Links to folders are followed; a folder
 /// is listed once, by its own name where it is below the first folder, else by the first link to it, so that cyclic
-/// links end.
+/// links end. Of the folders right in `root` only those of `only` are listed, if it is given.
 ///
 /// # Errors
 /// When a folder or a list of transcripts cannot be read, or folders lie deeper than [`MOST_DEPTH`] in one another.
-pub fn list(storage: &Storage, root: &Path) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError> {
+pub fn list(
+    storage: &Storage,
+    root: &Path,
+    only: Option<&BTreeSet<String>>,
+) -> Result<Vec<(Partition, Vec<Listed>)>, ManifestError> {
     let mut blocks = Vec::new();
     let mut listed: HashSet<PathBuf> = HashSet::new();
     let mut links = BTreeSet::new();
@@ -83,7 +87,7 @@ pub fn list(storage: &Storage, root: &Path) -> Result<Vec<(Partition, Vec<Listed
         if !listed.insert(next.canonical.clone()) {
             continue;
         }
-        let folder = root.join(&next.below);
+        let folder = below(root, &next.below);
         if next.below.split('/').count() > MOST_DEPTH {
             return Err(ManifestError::manifest(
                 folder,
@@ -93,18 +97,19 @@ pub fn list(storage: &Storage, root: &Path) -> Result<Vec<(Partition, Vec<Listed
                 ),
             ));
         }
-        let contents = Contents::of(&folder)?;
+        let contents = Contents::of(storage, &folder)?;
         let inner = |name: &str| match next.below.as_str() {
             "" => name.to_string(),
             below => format!("{below}/{name}"),
         };
-        for name in &contents.folders {
+        let is_read = |name: &&String| !next.below.is_empty() || only.is_none_or(|only| only.contains(*name));
+        for name in contents.folders.iter().filter(is_read) {
             waiting.push(Waiting {
                 below: inner(name),
                 canonical: next.canonical.join(name),
             });
         }
-        links.extend(contents.links.iter().map(|name| inner(name)));
+        links.extend(contents.links.iter().filter(is_read).map(|name| inner(name)));
         let files: Vec<Listed> = contents
             .recordings(storage, &folder)?
             .into_iter()
@@ -125,8 +130,16 @@ pub fn list(storage: &Storage, root: &Path) -> Result<Vec<(Partition, Vec<Listed
     Ok(blocks)
 }
 
+/// A folder below the first one, which is `root` itself where it is called by nothing: a URL does not end in `/`.
+fn below(root: &Path, name: &str) -> PathBuf {
+    match name {
+        "" => root.to_path_buf(),
+        name => root.join(name),
+    }
+}
+
 fn canonical(folder: &Path) -> Result<PathBuf, ManifestError> {
-    fs::canonicalize(folder).map_err(|e| ManifestError::io(folder, e))
+    tree::canonical(folder).map_err(|e| ManifestError::io(folder, e))
 }
 
 /// The entries of one folder.
@@ -147,21 +160,24 @@ struct Contents {
 }
 
 impl Contents {
-    fn of(folder: &Path) -> Result<Contents, ManifestError> {
+    fn of(storage: &Storage, folder: &Path) -> Result<Contents, ManifestError> {
         let mut contents = Contents::default();
-        let failed = |e| ManifestError::io(folder, e);
-        for entry in fs::read_dir(folder).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let kind = entry.file_type().map_err(failed)?;
+        let entries = tree::entries(storage, folder).map_err(|e| ManifestError::io(folder, e))?;
+        for TreeEntry {
+            name,
+            is_folder,
+            is_link,
+        } in entries
+        {
             let is_audio = |extension: Option<&OsStr>| {
                 let extension = extension.and_then(OsStr::to_str).map(str::to_ascii_lowercase);
                 extension.is_some_and(|found| AUDIO.contains(&found.as_str()))
             };
-            let name = match entry.file_name().into_string() {
+            let name = match name.into_string() {
                 Ok(name) => name,
                 // A manifest cannot name it.
                 Err(name) => {
-                    if entry.path().is_dir() || is_audio(Path::new(&name).extension()) {
+                    if is_folder || is_audio(Path::new(&name).extension()) {
                         contents.unnamed.insert(name.to_string_lossy().into_owned());
                     }
                     continue;
@@ -171,10 +187,10 @@ impl Contents {
                 continue;
             }
             let extension = Path::new(&name).extension();
-            if kind.is_dir() {
-                contents.folders.push(name);
-            } else if kind.is_symlink() && entry.path().is_dir() {
+            if is_folder && is_link {
                 contents.links.push(name);
+            } else if is_folder {
+                contents.folders.push(name);
             } else if is_audio(extension) {
                 contents.recordings.insert(name);
             } else if extension

@@ -6,6 +6,7 @@ use flow_storage::{is_url, path_of_file_url};
 
 use crate::manifest_row::{Refusal, Wanted, refuse};
 use crate::names::{names_shard_file, strip_dot_slash, unsafe_name};
+use crate::tree::join;
 
 /// A path below the folder of shards.
 pub fn prefixed(path: &str, shards: &str) -> String {
@@ -55,12 +56,7 @@ impl Places {
         {
             (folder, rest) = (parent, above);
         }
-        if is_url(folder) {
-            // A key has no part `.`.
-            let parts = rest.components().filter(|part| *part != Component::CurDir);
-            return folder.join(parts.collect::<PathBuf>());
-        }
-        folder.join(rest)
+        join(folder, rest)
     }
 
     /// For a member of a shard's tar: extracted below `audio`, beside the tar, or still in it.

@@ -1,7 +1,6 @@
 //! Finds the recordings that manifests name: as files, or as members of a tar.
 
 use std::collections::HashMap;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
@@ -9,10 +8,11 @@ use flow_audio::embedded::file_of;
 use flow_audio::part::{TOLERANCE_SECONDS, opened_seconds};
 use flow_audio::tar::{self, MemberKind};
 use flow_kind::StageError;
-use flow_storage::{InputFile, Storage, is_file, is_url};
+use flow_storage::{Storage, is_file, is_url};
 use unicode_normalization::UnicodeNormalization;
 
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
+use crate::tree::list_tar;
 
 /// Longest recording whose length is measured.
 const LONGEST_SECONDS: f64 = 4.0 * 3600.0;
@@ -222,12 +222,7 @@ fn list(storage: &Storage, path: &Path) -> Result<Result<Members, String>, Stage
         let why = if path.exists() { "not a file" } else { "no such tar" };
         return Ok(Err(why.into()));
     }
-    let file = InputFile::open(storage, path)
-        .and_then(InputFile::into_local)
-        .map_err(failed)?;
-    let length = file.metadata().map_err(failed)?.len();
-    let mut reader = BufReader::new(file);
-    let listing = tar::list(&mut reader, length).map_err(failed)?;
+    let listing = list_tar(storage, path).map_err(failed)?;
     if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
         return Ok(Err(why.clone()));
     }

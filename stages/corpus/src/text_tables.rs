@@ -20,6 +20,7 @@ use crate::naming::{language, named, names_all};
 use crate::places::Places;
 use crate::table_text::{Layout, Record, line_ends};
 use crate::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, unread, unread_among};
+use crate::tree;
 use crate::{Corpus, Part, Take};
 use crate::{ReadSettings, file_stem};
 
@@ -197,7 +198,7 @@ impl Table {
             .map_err(|why| ManifestError::manifest(&path, why))?;
         columns.decimal_comma = layout.separator == ';';
         let beside = path.parent().unwrap_or(Path::new(""));
-        let clips = Some(beside.join("clips")).filter(|clips| clips.is_dir());
+        let clips = Some(beside.join("clips")).filter(|clips| tree::is_folder(storage, clips));
         let places = settings.places(beside);
         let mut sample = UnitSample::default();
         let sampled = settings.check_audio && columns.has_start_and_end();
@@ -312,7 +313,14 @@ fn wanted(places: &Places, clips: Option<&Path>, file: &str) -> Wanted {
         && Path::new(file).is_relative()
         && !Path::new(file).starts_with("clips")
     {
-        wanted.files.insert(0, clips.join(file));
+        let clip = tree::join(clips, file);
+        // The oldest tables of Common Voice have no endings.
+        if clip.extension().is_none() {
+            let mut named = clip.clone().into_os_string();
+            named.push(".mp3");
+            wanted.files.push(named.into());
+        }
+        wanted.files.insert(0, clip);
     }
     wanted
 }

@@ -1,16 +1,17 @@
 //! Transcripts in files of their own, and lists of them as LibriSpeech has them.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::Path;
 
 use flow_kind::open_input_file;
-use flow_storage::Storage;
+use flow_storage::{Storage, is_url};
 
 use crate::ManifestError;
 use crate::decoded_text::DecodedText;
 use crate::manifest_row::{Refusal, refuse};
+use crate::tree;
 
 /// Suffix of the name of a list.
 pub const LIST: &str = ".trans.txt";
@@ -22,14 +23,20 @@ const LARGEST_LIST: u64 = 1 << 30;
 /// The words of a file, with one space between them.
 ///
 /// # Errors
-/// Where it is not there, too long, or not UTF-8.
-pub fn transcript(path: &Path) -> Result<String, Refusal> {
-    let missing = |error: std::io::Error| refuse("missing_text", format!("{}: {error}", path.display()));
-    if !fs::metadata(path).map_err(missing)?.is_file() {
+/// Where it is not there, too long, or not UTF-8. See [`tree::answered`].
+pub fn transcript(storage: &Storage, path: &Path) -> Result<String, Refusal> {
+    let missing = |error: std::io::Error| {
+        let refusal = refuse("missing_text", format!("{}: {error}", path.display()));
+        if error.kind() != std::io::ErrorKind::PermissionDenied {
+            tree::or_note::<()>(path, Err(error));
+        }
+        refusal
+    };
+    if !is_url(path) && !fs::metadata(path).map_err(missing)?.is_file() {
         return Err(refuse("missing_text", format!("{} is not a file", path.display())));
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(missing)?;
+    let file = open_input_file(storage, path).map_err(missing)?;
     file.take(LONGEST_TRANSCRIPT + 1)
         .read_to_end(&mut bytes)
         .map_err(missing)?;

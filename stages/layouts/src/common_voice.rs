@@ -8,6 +8,8 @@ use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 use serde_json::Map;
 
+use flow_corpus::tree;
+
 use super::folder_entries::entries_of;
 use super::ljspeech;
 use super::splits::usual;
@@ -18,14 +20,14 @@ const CLIPS: &str = "clips";
 /// Tables of clips, and not of sentences or reports.
 const OF_CLIPS: [&str; 6] = ["validated", "train", "dev", "test", "other", "invalidated"];
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    if !root.join(CLIPS).is_dir() || first_of(root, &tables("")).is_some() {
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    if !tree::is_folder(storage, &root.join(CLIPS)) || first_of(storage, root, &tables("")).is_some() {
         return None;
     }
     let table = OF_CLIPS
         .iter()
         .map(|name| format!("{name}.tsv"))
-        .find(|name| root.join(name).is_file())?;
+        .find(|name| tree::is_file(storage, &root.join(name)))?;
     Some(format!("{table} beside {CLIPS}"))
 }
 
@@ -38,7 +40,7 @@ pub fn open(
     if settings.split.is_empty() {
         return open_folder(storage, root, settings, scratch);
     }
-    let is_there = |name: &&&str| root.join(format!("{name}.tsv")).is_file();
+    let is_there = |name: &&&str| tree::is_file(storage, &root.join(format!("{name}.tsv")));
     let named = OF_CLIPS
         .iter()
         .find(|name| **name == settings.split)
@@ -55,12 +57,13 @@ pub fn open(
     open_table(storage, &root.join(format!("{table}.tsv")), root, settings, scratch)
 }
 
-pub fn detect_audio_folder(_: &Storage, root: &Path) -> Option<String> {
-    if ljspeech::is_there(root) {
+pub fn detect_audio_folder(storage: &Storage, root: &Path) -> Option<String> {
+    if ljspeech::is_there(storage, root) {
         return None;
     }
-    let own = first_of(root, &tables(""));
-    let of_split = || first_of(root, &tables("train")).filter(|_| !root.join(CLIPS).is_dir());
+    let own = first_of(storage, root, &tables(""));
+    let of_split =
+        || first_of(storage, root, &tables("train")).filter(|_| !tree::is_folder(storage, &root.join(CLIPS)));
     let table = own.or_else(of_split)?;
     let name = table.strip_prefix(root).unwrap_or(&table);
     Some(name.display().to_string())
@@ -74,13 +77,13 @@ pub fn open_folder(
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
     let table = match settings.split.as_str() {
-        "" => table_of(root)?,
+        "" => table_of(storage, root)?,
         split => {
-            let found = entries_of(root);
+            let found = entries_of(storage, root);
             let names = &found.folders;
             let folder = names.iter().find(|name| *name == split);
             let folder = folder.or_else(|| names.iter().find(|name| usual(name) == usual(split)));
-            folder.and_then(|folder| first_of(root, &tables(folder)))
+            folder.and_then(|folder| first_of(storage, root, &tables(folder)))
         }
     };
     let table = table.ok_or_else(|| match settings.split.as_str() {
@@ -91,17 +94,17 @@ pub fn open_folder(
 }
 
 /// The table of spontaneous speech in a folder.
-fn spontaneous(root: &Path) -> Option<PathBuf> {
-    let found = entries_of(root);
+fn spontaneous(storage: &Storage, root: &Path) -> Option<PathBuf> {
+    let found = entries_of(storage, root);
     let table = found
         .names
         .iter()
         .find(|name| name.starts_with("ss-corpus-") && name.ends_with(".tsv"))?;
-    root.join("audios").is_dir().then(|| root.join(table))
+    tree::is_folder(storage, &root.join("audios")).then(|| root.join(table))
 }
 
-pub fn detect_spontaneous(_: &Storage, root: &Path) -> Option<String> {
-    spontaneous(root).map(|table| {
+pub fn detect_spontaneous(storage: &Storage, root: &Path) -> Option<String> {
+    spontaneous(storage, root).map(|table| {
         format!(
             "{} beside audios",
             table.file_name().unwrap_or_default().to_string_lossy()
@@ -115,7 +118,7 @@ pub fn open_spontaneous(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let table = spontaneous(root)
+    let table = spontaneous(storage, root)
         .ok_or_else(|| ManifestError::manifest(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
     let first = super::line_file::LineFile::open(storage, &table, scratch)?
         .first_line()
@@ -171,7 +174,7 @@ pub fn open_spontaneous(
             lang_field: "language",
             folder_lang: locale.clone(),
             duration: milliseconds.map(|milliseconds| milliseconds / 1e3),
-            wanted: Wanted::file(folder.join(file)),
+            wanted: Wanted::file(tree::join(&folder, file)),
             extra,
             ..Utterance::default()
         }

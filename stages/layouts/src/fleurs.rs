@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 use serde_json::Map;
@@ -21,8 +22,8 @@ const WRITTEN: &str = "raw_transcription";
 const SPOKEN: &str = "transcription";
 
 /// Whether a table has rows of FLEURS from its first line on.
-fn is_table(table: &Path) -> bool {
-    first_line(table).is_some_and(|line| {
+fn is_table(storage: &Storage, table: &Path) -> bool {
+    first_line(storage, table).is_some_and(|line| {
         let fields: Vec<&str> = line.split('\t').collect();
         fields.len() == FIELDS
             && fields[0].parse::<u64>().is_ok()
@@ -31,15 +32,15 @@ fn is_table(table: &Path) -> bool {
     })
 }
 
-fn tables(root: &Path) -> Vec<(PathBuf, &'static str)> {
+fn tables(storage: &Storage, root: &Path) -> Vec<(PathBuf, &'static str)> {
     let all = SPLITS
         .into_iter()
         .map(|split| (root.join(format!("{split}.tsv")), split));
-    all.filter(|(table, _)| is_table(table)).collect()
+    all.filter(|(table, _)| is_table(storage, table)).collect()
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    tables(root)
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    tables(storage, root)
         .first()
         .map(|(_, split)| format!("{split}.tsv without a heading"))
 }
@@ -50,13 +51,13 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let all = tables(root);
+    let all = tables(storage, root);
     let names: Vec<&str> = all.iter().map(|(_, split)| *split).collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
     let tables: Vec<(PathBuf, &'static str)> = places.into_iter().map(|place| all[place].clone()).collect();
     for (_, split) in &tables {
         let packed = root.join("audio").join(format!("{split}.tar.gz"));
-        if !root.join("audio").join(split).is_dir() && packed.is_file() {
+        if !tree::is_folder(storage, &root.join("audio").join(split)) && tree::is_file(storage, &packed) {
             let why = "recordings of a compressed tar are not read where they are; unpack it beside itself (tar xzf)";
             return Err(ManifestError::manifest(&packed, why));
         }
@@ -73,7 +74,7 @@ pub fn open(
     }
     let as_written = pairs.contains(&(WRITTEN, "text"));
     let files: Vec<PathBuf> = tables.iter().map(|(path, _)| path.clone()).collect();
-    let folder = std::path::absolute(root).unwrap_or_default();
+    let folder = tree::absolute(root);
     let lang = folder
         .file_name()
         .and_then(|name| language_called(name.to_str()?).map(str::to_string));
@@ -110,7 +111,7 @@ pub fn open(
             text: text_of(text, "the line has no text")?,
             folder_lang: lang.clone(),
             duration: Some(samples as f64 / RATE),
-            wanted: Wanted::file(root_of.join("audio").join(split).join(name)),
+            wanted: Wanted::file(tree::join(&root_of.join("audio").join(split), name)),
             extra,
             ..Utterance::default()
         }

@@ -203,6 +203,8 @@ fn a_folder_of_tars_names_the_kind_that_reads_them() {
     lay_out(folder.path(), &[("train/000000.tar", "")]);
     let said = failure(with_lang(folder.path(), "en"));
     assert!(said.contains("audio.webdataset"), "{said}");
+    fs::write(folder.path().join("x.tar.gz"), "").unwrap();
+    assert!(failure(with_lang(folder.path(), "en")).contains("gunzip"));
 }
 
 #[test]

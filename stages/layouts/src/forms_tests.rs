@@ -194,6 +194,70 @@ fn librispeech_has_its_texts_in_lists() {
 }
 
 #[test]
+fn folders_of_libri_speech_are_splits() {
+    let folder = tempfile::tempdir().unwrap();
+    let folders = [
+        "train-clean-100",
+        "train-other-500",
+        "dev-clean",
+        "dev-other",
+        "test-clean",
+    ];
+    let names: Vec<(String, String)> = folders
+        .iter()
+        .flat_map(|split| {
+            let audio = (format!("{split}/1/2/1-2-0000.flac"), String::new());
+            [
+                audio,
+                (format!("{split}/1/2/1-2.trans.txt"), format!("1-2-0000 {split}")),
+            ]
+        })
+        .chain([("SPEAKERS.TXT".to_string(), "1 | F".to_string())])
+        .collect();
+    let files: Vec<(&str, &str)> = names
+        .iter()
+        .map(|(name, text)| (name.as_str(), text.as_str()))
+        .collect();
+    lay_out(folder.path(), &files);
+    let of = |split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(folder.path(), "en")
+    };
+    let all = [
+        "dev-clean",
+        "dev-other",
+        "test-clean",
+        "train-clean-100",
+        "train-other-500",
+    ];
+    for (split, expected) in [
+        ("", &all[3..]),
+        ("train", &all[3..]),
+        ("dev", &all[..2]),
+        ("dev-other", &all[1..2]),
+        ("test", &all[2..3]),
+        ("all", &all[..]),
+    ] {
+        let output = run(of(split));
+        assert_eq!(column(&output, "text"), expected, "{split}");
+        assert_eq!(
+            column(&output, "segment_id")[0],
+            format!("{}/1/2/1-2-0000", expected[0])
+        );
+        assert!(reasons(&output).is_empty());
+    }
+    let told = opened(&of("")).decision().unwrap();
+    assert!(told.contains("`train-clean-100`, `train-other-500` is read"), "{told}");
+    assert!(failure(of("x")).contains("no split \"x\""));
+    // A folder of one split has no others.
+    let one = ReadSettings {
+        manifest: folder.path().join("dev-clean").display().to_string(),
+        ..of("dev")
+    };
+    assert!(failure(one).contains("`split` belongs"));
+}
+
+#[test]
 fn common_voice_is_read_as_it_is_unpacked() {
     let folder = tempfile::tempdir().unwrap();
     let heading = "client_id\tpath\tsentence\tup_votes\tlocale\tage\n";
@@ -249,6 +313,16 @@ fn common_voice_is_read_as_it_is_unpacked() {
             .iter()
             .all(|path| path.contains("/clips/"))
     );
+
+    // The oldest tables.
+    fs::write(
+        folder.path().join("other.tsv"),
+        format!("{heading}c6\ta\told\t0\ten\t\n"),
+    )
+    .unwrap();
+    let old = run(settings(&folder.path().join("other.tsv")));
+    assert!(column(&old, "audio_path")[0].ends_with("/clips/a.mp3"));
+    fs::remove_file(folder.path().join("other.tsv")).unwrap();
 
     fs::write(
         folder.path().join("validated.tsv"),

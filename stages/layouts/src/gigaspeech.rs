@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse, refuse_by_rule};
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
 use flow_kind::{Partition, StageError, Storage, open_input_file};
 use flow_storage::{FileVersion, InputFile};
@@ -62,16 +63,18 @@ struct Segment {
     subsets: Option<Vec<String>>,
 }
 
-fn file_of(root: &Path) -> Option<PathBuf> {
+fn file_of(storage: &Storage, root: &Path) -> Option<PathBuf> {
     let named = root
         .file_name()
         .is_some_and(|name| name == FILE)
         .then(|| root.to_path_buf());
-    named.or_else(|| Some(root.join(FILE))).filter(|path| path.is_file())
+    named
+        .or_else(|| Some(root.join(FILE)))
+        .filter(|path| tree::is_file(storage, path))
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    file_of(root).map(|_| FILE.to_string())
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    file_of(storage, root).map(|_| FILE.to_string())
 }
 
 struct GigaSpeech {
@@ -86,7 +89,8 @@ struct GigaSpeech {
 }
 
 pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let path = file_of(root).ok_or_else(|| ManifestError::manifest(root, format!("there is no {FILE} in it")))?;
+    let path =
+        file_of(storage, root).ok_or_else(|| ManifestError::manifest(root, format!("there is no {FILE} in it")))?;
     let failed = |error| ManifestError::io(&path, error);
     let look = version_of(storage, &path).map_err(failed)?;
     let file = open_input_file(storage, &path).map_err(failed)?;
@@ -245,7 +249,7 @@ impl GigaSpeech {
             folder_lang: Some("en".into()),
             start: segment.begin_time,
             duration: Some(length),
-            wanted: Wanted::file(folder.join(&audio.path)),
+            wanted: Wanted::file(tree::join(folder, &audio.path)),
             extra,
             ..Utterance::default()
         }

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -20,11 +21,11 @@ fn list(root: &Path, name: &str) -> PathBuf {
     root.join(format!("{name}.tsv"))
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
     let name = LISTS[..2]
         .iter()
         .map(|(name, _)| *name)
-        .find(|name| list(root, name).is_file())?;
+        .find(|name| tree::is_file(storage, &list(root, name)))?;
     Some(format!("{name}.tsv"))
 }
 
@@ -36,7 +37,7 @@ pub fn open(
 ) -> Result<Manifest, ManifestError> {
     let mut there: Vec<(&str, &str)> = LISTS
         .into_iter()
-        .filter(|(name, _)| list(root, name).is_file())
+        .filter(|(name, _)| tree::is_file(storage, &list(root, name)))
         .collect();
     if there.is_empty() {
         return Err(ManifestError::manifest(root, "there is no train_refined.tsv in it"));
@@ -56,7 +57,7 @@ pub fn open(
     let (places, told) = chosen(&names, split, root)?;
     let files: Vec<PathBuf> = places.iter().map(|place| list(root, there[*place].0)).collect();
     let folders: Vec<&str> = places.iter().map(|place| there[*place].1).collect();
-    let absolute = std::path::absolute(root).unwrap_or_default();
+    let absolute = tree::absolute(root);
     let lang = absolute
         .file_name()
         .and_then(|name| language_called(name.to_str()?).map(str::to_string));

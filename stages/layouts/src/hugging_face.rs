@@ -17,10 +17,11 @@ use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::places::Places;
+use flow_corpus::tree;
 use flow_corpus::written_set::REJECTS;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::store::on_threads;
-use flow_kind::{Partition, StageError, Storage};
+use flow_kind::{Partition, StageError, Storage, read_regular_file};
 use flow_parquet::ForeignParquet;
 use flow_storage::{FileVersion, is_url};
 use flow_text::language_names::code_of_name;
@@ -183,9 +184,9 @@ pub(super) struct Listed {
 }
 
 /// Files of an extension in a folder and below it.
-pub(super) fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
+pub(super) fn listed(storage: &Storage, root: &Path, extension: &str) -> Result<Vec<Listed>, ManifestError> {
     let read = |folder: &Path| {
-        let entries = read_entries(folder)?;
+        let entries = read_entries(storage, folder)?;
         let is_one = |name: &str| Path::new(name).extension().is_some_and(|found| found == extension);
         let mut unnamed = entries.unnamed.iter();
         match unnamed.find(|(name, is_folder)| *is_folder || is_one(name)) {
@@ -202,9 +203,9 @@ pub(super) fn listed(root: &Path, extension: &str) -> Result<Vec<Listed>, Manife
 }
 
 /// The first file of an extension that is found in few folders.
-pub(super) fn first_listed(root: &Path, extension: &str) -> Option<Listed> {
+pub(super) fn first_listed(storage: &Storage, root: &Path, extension: &str) -> Option<Listed> {
     let is_enough = |found, folders| found > 0 || folders >= MOST_FOLDERS;
-    let found = listed_until(root, extension, |folder| Ok(entries_of(folder)), is_enough).ok()?;
+    let found = listed_until(root, extension, |folder| Ok(entries_of(storage, folder)), is_enough).ok()?;
     found.into_iter().min_by(|a, b| a.path.cmp(&b.path))
 }
 
@@ -310,12 +311,14 @@ fn parquet_of(storage: &Storage, path: &Path) -> Result<ArrowReaderMetadata, Man
 
 /// Whether a Parquet file has a column of recordings.
 pub fn has_recordings(storage: &Storage, path: &Path) -> bool {
-    parquet_of(storage, path).is_ok_and(|metadata| metadata.schema().fields().iter().any(|field| is_audio(field)))
+    let file = tree::or_note(path, ForeignParquet::open(storage, path).map(Some));
+    let metadata = file.and_then(|file| file.metadata().ok());
+    metadata.is_some_and(|metadata| metadata.schema().fields().iter().any(|field| is_audio(field)))
 }
 
 pub fn detect_parquet(storage: &Storage, root: &Path) -> Option<String> {
-    if root.is_dir() {
-        let first = first_listed(root, "parquet")?.path;
+    if tree::is_folder(storage, root) {
+        let first = first_listed(storage, root, "parquet")?.path;
         return has_recordings(storage, &first)
             .then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string());
     }
@@ -323,15 +326,19 @@ pub fn detect_parquet(storage: &Storage, root: &Path) -> Option<String> {
     (is_parquet && has_recordings(storage, root)).then(|| "a column holds recordings".into())
 }
 
-pub fn detect_arrow(_: &Storage, root: &Path) -> Option<String> {
-    if root.is_dir() {
+pub fn detect_arrow(storage: &Storage, root: &Path) -> Option<String> {
+    if tree::is_folder(storage, root) {
         let marks = ["state.json", "dataset_dict.json"];
-        let mark = marks.into_iter().find(|mark| root.join(mark).is_file());
+        let mark = marks.into_iter().find(|mark| tree::is_file(storage, &root.join(mark)));
         let of_state = mark.filter(|mark| {
-            *mark == "dataset_dict.json" || entries_of(root).names.iter().any(|name| name.ends_with(".arrow"))
+            *mark == "dataset_dict.json"
+                || entries_of(storage, root)
+                    .names
+                    .iter()
+                    .any(|name| name.ends_with(".arrow"))
         });
         let first = || {
-            first_listed(root, "arrow")
+            first_listed(storage, root, "arrow")
                 .filter(|found| found.config.is_empty())
                 .map(|found| found.path)
         };
@@ -391,8 +398,21 @@ pub fn open_parquet(
     settings: &ReadSettings,
     _: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let (files, told) = match root.is_dir() {
-        true => chosen_files(root, listed(root, "parquet")?, settings)?,
+    let (files, told) = match tree::is_folder(storage, root) {
+        true => {
+            let all = listed(storage, root, "parquet")?;
+            match hub::declared_in_folder(storage, root, &all)? {
+                None => chosen_files(root, all, settings)?,
+                Some((files, config)) => {
+                    let (files, told) = chosen_files(root, files, settings)?;
+                    let config = match config.as_str() {
+                        "" => String::new(),
+                        config => format!("; configuration {config} of its README.md"),
+                    };
+                    (files, config + &told)
+                }
+            }
+        }
         false => {
             refuse_other(&split_of_file(root), &settings.split, root)?;
             (vec![named(root)], String::new())
@@ -500,8 +520,8 @@ fn file_of(
     content: Content,
     settings: &ReadSettings,
 ) -> File {
-    let absolute = std::path::absolute(&path).unwrap_or_default();
-    let root = std::path::absolute(root).unwrap_or_default();
+    let absolute = tree::absolute(&path);
+    let root = tree::absolute(root);
     let input = if absolute == root {
         root.parent()
     } else {
@@ -586,11 +606,11 @@ fn open_files(
 }
 
 /// The files that `state.json` of a saved data set names, in its order.
-fn saved_files(folder: &Path) -> Result<Vec<PathBuf>, ManifestError> {
+fn saved_files(storage: &Storage, folder: &Path) -> Result<Vec<PathBuf>, ManifestError> {
     let path = folder.join("state.json");
-    let text = std::fs::read_to_string(&path).map_err(|error| ManifestError::io(&path, error))?;
+    let text = read_regular_file(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
     let state: Value =
-        serde_json::from_str(&text).map_err(|error| ManifestError::manifest(&path, error.to_string()))?;
+        serde_json::from_slice(&text).map_err(|error| ManifestError::manifest(&path, error.to_string()))?;
     let files = state
         .get("_data_files")
         .and_then(Value::as_array)
@@ -616,10 +636,10 @@ pub fn open_arrow(
 ) -> Result<Manifest, ManifestError> {
     let dict = root.join("dataset_dict.json");
     let mut told = String::new();
-    let files: Vec<(PathBuf, String)> = if dict.is_file() {
-        let text = std::fs::read_to_string(&dict).map_err(|error| ManifestError::io(&dict, error))?;
+    let files: Vec<(PathBuf, String)> = if tree::is_file(storage, &dict) {
+        let text = read_regular_file(storage, &dict).map_err(|error| ManifestError::io(&dict, error))?;
         let parsed: Value =
-            serde_json::from_str(&text).map_err(|error| ManifestError::manifest(&dict, error.to_string()))?;
+            serde_json::from_slice(&text).map_err(|error| ManifestError::manifest(&dict, error.to_string()))?;
         let splits = parsed.get("splits").and_then(Value::as_array).into_iter().flatten();
         let splits: Vec<&str> = splits
             .filter_map(Value::as_str)
@@ -629,24 +649,23 @@ pub fn open_arrow(
         told = read.map_or_else(String::new, |read| format!("; {read}"));
         let mut files = Vec::new();
         for place in places {
-            let saved = saved_files(&root.join(splits[place]))?;
+            let saved = saved_files(storage, &root.join(splits[place]))?;
             files.extend(saved.into_iter().map(|path| (path, splits[place].to_string())));
         }
         files
-    } else if root.join("state.json").is_file() {
+    } else if tree::is_file(storage, &root.join("state.json")) {
         // A split of a saved dictionary has its name; a data set of its own may have any.
-        let is_split = root
-            .parent()
-            .is_some_and(|above| above.join("dataset_dict.json").is_file());
+        let is_split =
+            tree::folder_above(root).is_some_and(|above| tree::is_file(storage, &above.join("dataset_dict.json")));
         let name = root.file_name().unwrap_or_default().to_string_lossy();
         refuse_other(if is_split { &name } else { "train" }, &settings.split, root)?;
-        saved_files(root)?
+        saved_files(storage, root)?
             .into_iter()
             .map(|path| (path, String::new()))
             .collect()
-    } else if root.is_dir() {
+    } else if tree::is_folder(storage, root) {
         // A cache has results of `map`, too.
-        let all = listed(root, "arrow")?.into_iter().filter(|file| {
+        let all = listed(storage, root, "arrow")?.into_iter().filter(|file| {
             file.config.is_empty()
                 && !file
                     .path

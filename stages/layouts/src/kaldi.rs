@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use flow_audio::embedded::path_of_bytes;
 use flow_corpus::listing::AUDIO;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
 use flow_kind::{Partition, StageError, Storage};
 use flow_storage::InputFile;
@@ -19,16 +20,16 @@ use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::utterance::{Common, Utterance, text_of};
 
 /// A `wav.scp`, in a folder or named itself.
-fn folder_of(root: &Path) -> Option<PathBuf> {
-    if root.is_dir() {
+fn folder_of(storage: &Storage, root: &Path) -> Option<PathBuf> {
+    if tree::is_folder(storage, root) {
         return Some(root.to_path_buf());
     }
-    let is_list = root.file_name().is_some_and(|name| name == "wav.scp") && root.is_file();
+    let is_list = root.file_name().is_some_and(|name| name == "wav.scp") && tree::is_file(storage, root);
     is_list.then(|| root.parent().unwrap_or(Path::new("")).to_path_buf())
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let folder = folder_of(root).filter(|folder| folder.join("wav.scp").is_file())?;
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let folder = folder_of(storage, root).filter(|folder| tree::is_file(storage, &folder.join("wav.scp")))?;
     // Recordings with texts beside them may have a list of their own.
     let has_recordings = || {
         let is_audio = |name: &String| {
@@ -36,9 +37,9 @@ pub fn detect(_: &Storage, root: &Path) -> Option<String> {
                 .extension()
                 .is_some_and(|ending| AUDIO.iter().any(|audio| ending.eq_ignore_ascii_case(audio)))
         };
-        entries_of(&folder).names.iter().any(is_audio)
+        entries_of(storage, &folder).names.iter().any(is_audio)
     };
-    (folder.join("text").is_file() || !has_recordings()).then(|| "wav.scp".into())
+    (tree::is_file(storage, &folder.join("text")) || !has_recordings()).then(|| "wav.scp".into())
 }
 
 /// A list whose lines begin with an id.
@@ -50,7 +51,7 @@ struct List {
 
 impl List {
     fn open(storage: &Storage, path: PathBuf, scratch: &Path) -> Result<Option<List>, ManifestError> {
-        if !path.is_file() {
+        if !tree::is_file(storage, &path) {
             return Ok(None);
         }
         let file = LineFile::open(storage, &path, scratch)?;
@@ -100,8 +101,8 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let folder =
-        folder_of(root).ok_or_else(|| ManifestError::manifest(root, "a data folder of Kaldi has a file wav.scp"))?;
+    let folder = folder_of(storage, root)
+        .ok_or_else(|| ManifestError::manifest(root, "a data folder of Kaldi has a file wav.scp"))?;
     let list = |name: &str| List::open(storage, folder.join(name), scratch);
     let needed = |name: &str| {
         let why = format!("it is a data folder of Kaldi, but there is no {name} in it");
@@ -118,7 +119,7 @@ pub fn open(
         speakers: list("utt2spk")?,
         languages: list("utt2lang")?,
         genders: list("spk2gender")?,
-        paths: Paths::of(&recordings.file, &recordings.blocks, place_of),
+        paths: Paths::of(storage, &recordings.file, &recordings.blocks, place_of),
         label: file_stem(&folder),
         recordings,
         common: Common::of(settings),

@@ -175,3 +175,63 @@ fn damaged_data_sets_are_named() {
     .unwrap();
     assert!(failure(settings(&folder.path().join("saved"))).contains("names no file of the folder"));
 }
+
+#[test]
+fn files_of_a_folder_are_of_the_splits_that_its_readme_declares() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("parts")).unwrap();
+    for (from, to) in [("train", "one"), ("test", "two")] {
+        let from = data("hub/data").join(format!("{from}-00000-of-00001.parquet"));
+        fs::copy(from, at("parts").join(format!("{to}.parquet"))).unwrap();
+    }
+    let declare =
+        |configs: &str| fs::write(at("README.md"), format!("---\nconfigs:\n{configs}---\n# A dataset\n")).unwrap();
+    let split = |split: &str| ReadSettings {
+        split: split.into(),
+        ..settings(folder.path())
+    };
+    declare(
+        "- config_name: default\n  data_files:\n  - {split: train, path: parts/two.parquet}\n  \
+         - {split: validation, path: 'parts/o*.parquet'}\n  - {split: test, path: 'parts/gone-*'}\n",
+    );
+    assert_eq!(column(&run(split("")), "segment_id"), ["two/0"]);
+    assert_eq!(column(&run(split("dev")), "segment_id"), ["one/0", "one/1"]);
+    assert!(failure(split("test")).contains("no split \"test\""));
+    declare(
+        "- config_name: default\n  data_files:\n  - {split: train, path: [parts/two.parquet, parts/gone.parquet]}\n",
+    );
+    assert!(failure(split("")).contains("`parts/gone.parquet` matches no Parquet file"));
+    // Of several without a default, names of files tell the splits.
+    declare("- {config_name: a, data_dir: parts}\n- {config_name: b}\n");
+    assert_eq!(column(&run(split("")), "segment_id"), ["one/0", "one/1", "two/0"]);
+    declare("- 7\n");
+    assert!(failure(split("")).contains("README.md"));
+}
+
+#[test]
+fn a_column_of_bytes_holds_recordings() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = wav("a.flac");
+    let columns: Vec<(&str, arrow::array::ArrayRef)> = vec![
+        (
+            "audio",
+            Arc::new(arrow::array::BinaryArray::from_opt_vec(vec![Some(&bytes), None])),
+        ),
+        ("text", Arc::new(StringArray::from(vec!["one", "two"]))),
+    ];
+    let batch = arrow::array::RecordBatch::try_from_iter_with_nullable(
+        columns.into_iter().map(|(name, column)| (name, column, true)),
+    )
+    .unwrap();
+    let path = folder.path().join("x.parquet");
+    let mut writer = ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    for path in [&path, folder.path()] {
+        let output = run(with_lang(path, "en"));
+        assert_eq!(rows_of(&output), [row("x/0", "one", "en", None, 0.5)]);
+        assert_eq!(reasons(&output), ["missing_audio"]);
+        assert_eq!(recordings_of(&output), std::slice::from_ref(&bytes));
+    }
+}

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use flow_audio::decode::{decode, read_file, read_range};
+use flow_audio::decode::decode;
 use flow_corpus::Layout;
 use flow_corpus::files::Format;
 use flow_storage::Storage;
@@ -46,23 +46,10 @@ fn row(
     (id.into(), text.into(), lang.into(), start, duration)
 }
 
-/// The bytes of each row's recording, read as training reads them.
+/// The bytes of each row's recording.
 fn recordings_of(output: &Output) -> Vec<Vec<u8>> {
-    let rows = output.all_rows("rows");
-    let number = |name: &str| rows.column_by_name(name).unwrap().as_primitive::<Int64Type>().clone();
-    let (offsets, sizes) = (number("offset"), number("size"));
-    let paths = column(output, "audio_path");
-    let read = |(row, path): (usize, &String)| match offsets.is_valid(row) {
-        true => read_range(
-            &Storage::default(),
-            Path::new(path),
-            offsets.value(row) as u64,
-            sizes.value(row) as u64,
-        )
-        .unwrap(),
-        false => read_file(&Storage::default(), Path::new(path)).unwrap(),
-    };
-    paths.iter().enumerate().map(read).collect()
+    let read = bucket::recordings(&Storage::default(), output).into_iter();
+    read.map(Option::unwrap).collect()
 }
 
 fn wav(name: &str) -> Vec<u8> {

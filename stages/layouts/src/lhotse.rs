@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::TOLERANCE_SECONDS;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
 use flow_kind::{Partition, StageError, Storage};
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 use super::folder_entries::{base_of, entries_of};
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::splits::{chosen, refuse_other};
-use super::table_lines::TableLines;
+use super::table_lines::{TableLines, first_line};
 use super::utterance::{Common, Utterance, text_of};
 
 /// Recordings by which it is found out what paths are relative to.
@@ -118,22 +119,8 @@ fn kind_of(line: &str) -> Option<LineKind> {
 }
 
 /// What the first line of a file is. Nothing is unpacked for it.
-fn kind_of_file(path: &Path) -> Option<LineKind> {
-    use std::io::{BufRead, BufReader, Read};
-    if !path.is_file() {
-        return None;
-    }
-    let mut file = std::fs::File::open(path).ok()?;
-    let mut head = Vec::new();
-    file.by_ref().take(2).read_to_end(&mut head).ok()?;
-    let rest = std::io::Cursor::new(head.clone()).chain(file);
-    let mut line = String::new();
-    let read: Box<dyn Read> = match head.as_slice() {
-        [0x1f, 0x8b] => Box::new(flate2::read::MultiGzDecoder::new(rest)),
-        _ => Box::new(rest),
-    };
-    BufReader::new(read.take(1 << 20)).read_line(&mut line).ok()?;
-    kind_of(line.trim_start_matches('\u{feff}'))
+fn kind_of_file(storage: &Storage, path: &Path) -> Option<LineKind> {
+    kind_of(&first_line(storage, path)?)
 }
 
 /// A name without the endings of manifests; none of another file.
@@ -147,8 +134,8 @@ fn without<'n>(name: &'n str, word: &str) -> Option<(&'n str, &'n str)> {
 }
 
 /// Files of recordings and of supervisions that belong together, with what their names have behind the word.
-fn pairs(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
-    let entries = entries_of(folder);
+fn pairs(storage: &Storage, folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
+    let entries = entries_of(storage, folder);
     let names = &entries.names;
     let supervisions = names
         .iter()
@@ -162,8 +149,8 @@ fn pairs(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
 }
 
 /// The files beside a named one of recordings or of supervisions.
-fn pair_of(root: &Path) -> Option<(PathBuf, PathBuf, String)> {
-    let folder = root.parent()?;
+fn pair_of(storage: &Storage, root: &Path) -> Option<(PathBuf, PathBuf, String)> {
+    let folder = tree::folder_above(root)?;
     let folder = if folder.as_os_str().is_empty() {
         Path::new(".")
     } else {
@@ -171,18 +158,18 @@ fn pair_of(root: &Path) -> Option<(PathBuf, PathBuf, String)> {
     };
     let name = root.file_name()?;
     let is_it = |path: &Path| path.file_name() == Some(name);
-    pairs(folder)
+    pairs(storage, folder)
         .into_iter()
         .find(|(recordings, supervisions, _)| is_it(recordings) || is_it(supervisions))
 }
 
-pub fn detect_recordings(_: &Storage, root: &Path) -> Option<String> {
-    if root.is_dir() {
-        let (recordings, _, _) = pairs(root).into_iter().next()?;
-        if has_cuts_of_all(root) {
+pub fn detect_recordings(storage: &Storage, root: &Path) -> Option<String> {
+    if tree::is_folder(storage, root) {
+        let (recordings, _, _) = pairs(storage, root).into_iter().next()?;
+        if has_cuts_of_all(storage, root) {
             return None;
         }
-        return (kind_of_file(&recordings)? == LineKind::Recording).then(|| {
+        return (kind_of_file(storage, &recordings)? == LineKind::Recording).then(|| {
             recordings
                 .file_name()
                 .unwrap_or_default()
@@ -190,7 +177,7 @@ pub fn detect_recordings(_: &Storage, root: &Path) -> Option<String> {
                 .into_owned()
         });
     }
-    match kind_of_file(root)? {
+    match kind_of_file(storage, root)? {
         LineKind::Recording => Some("its first line is a Recording".into()),
         LineKind::Supervision => Some("its first line is a SupervisionSegment".into()),
         LineKind::Cut => None,
@@ -198,8 +185,8 @@ pub fn detect_recordings(_: &Storage, root: &Path) -> Option<String> {
 }
 
 /// Files of cuts in a folder, with what their names have behind the word.
-fn cuts_in(folder: &Path) -> Vec<(PathBuf, String)> {
-    let entries = entries_of(folder);
+fn cuts_in(storage: &Storage, folder: &Path) -> Vec<(PathBuf, String)> {
+    let entries = entries_of(storage, folder);
     let names = &entries.names;
     let found = names
         .iter()
@@ -212,20 +199,20 @@ fn cuts_in(folder: &Path) -> Vec<(PathBuf, String)> {
 }
 
 /// Whether `manifest.write` wrote a folder of recordings, supervisions and cuts: these have the same rows.
-fn has_cuts_of_all(folder: &Path) -> bool {
-    entries_of(folder).names.contains("flow.json")
-        && cuts_in(folder)
+fn has_cuts_of_all(storage: &Storage, folder: &Path) -> bool {
+    entries_of(storage, folder).names.contains("flow.json")
+        && cuts_in(storage, folder)
             .first()
-            .is_some_and(|(first, _)| kind_of_file(first) == Some(LineKind::Cut))
+            .is_some_and(|(first, _)| kind_of_file(storage, first) == Some(LineKind::Cut))
 }
 
-pub fn detect_cuts(_: &Storage, root: &Path) -> Option<String> {
-    if root.is_dir() {
-        let (first, _) = cuts_in(root).into_iter().next()?;
-        return (kind_of_file(&first)? == LineKind::Cut)
+pub fn detect_cuts(storage: &Storage, root: &Path) -> Option<String> {
+    if tree::is_folder(storage, root) {
+        let (first, _) = cuts_in(storage, root).into_iter().next()?;
+        return (kind_of_file(storage, &first)? == LineKind::Cut)
             .then(|| first.file_name().unwrap_or_default().to_string_lossy().into_owned());
     }
-    (kind_of_file(root)? == LineKind::Cut).then(|| "its first line is a cut".into())
+    (kind_of_file(storage, root)? == LineKind::Cut).then(|| "its first line is a cut".into())
 }
 
 /// Where the recordings are of a file's lines.
@@ -237,7 +224,12 @@ pub(super) struct Paths {
 
 impl Paths {
     /// `source_of` gives the path of a line, if it names one.
-    pub fn of(file: &LineFile, blocks: &[Block], source_of: impl Fn(&str) -> Option<String>) -> Paths {
+    pub fn of(
+        storage: &Storage,
+        file: &LineFile,
+        blocks: &[Block],
+        source_of: impl Fn(&str) -> Option<String>,
+    ) -> Paths {
         let mut sample = Vec::new();
         for block in blocks {
             let add = &mut |line: super::line_file::Line<'_>| {
@@ -253,7 +245,7 @@ impl Paths {
         }
         let folder = file.path.parent().unwrap_or(Path::new("")).to_path_buf();
         Paths {
-            base: base_of(&folder, sample.iter().map(String::as_str)),
+            base: base_of(storage, &folder, sample.iter().map(String::as_str)),
             folder,
         }
     }
@@ -267,7 +259,7 @@ impl Paths {
     }
 
     pub fn join(&self, path: &str) -> PathBuf {
-        self.base.as_ref().unwrap_or(&self.folder).join(path)
+        tree::join(self.base.as_ref().unwrap_or(&self.folder), path)
     }
 }
 
@@ -399,9 +391,9 @@ pub fn open_recordings(
 ) -> Result<Manifest, ManifestError> {
     let lacking = "recordings of Lhotse need supervisions beside them, by the same name: x_recordings_train.jsonl.gz and \
                    x_supervisions_train.jsonl.gz";
-    let (pairs, told) = match root.is_dir() {
+    let (pairs, told) = match tree::is_folder(storage, root) {
         true => {
-            let all = pairs(root);
+            let all = pairs(storage, root);
             if all.is_empty() {
                 return Err(ManifestError::manifest(root, lacking));
             }
@@ -410,7 +402,7 @@ pub fn open_recordings(
             (places.into_iter().map(|place| all[place].clone()).collect(), told)
         }
         false => {
-            let pair = pair_of(root).ok_or_else(|| ManifestError::manifest(root, lacking))?;
+            let pair = pair_of(storage, root).ok_or_else(|| ManifestError::manifest(root, lacking))?;
             refuse_other(&pair.2, &settings.split, root)?;
             (vec![pair], None)
         }
@@ -424,7 +416,7 @@ pub fn open_recordings(
             }
         })?;
         let path_of = |line: &str| path_of_recording(serde_json::from_str(line).ok()?);
-        let paths = Paths::of(&recordings, &in_recordings, path_of);
+        let paths = Paths::of(storage, &recordings, &in_recordings, path_of);
         let supervisions = LineFile::open(storage, supervisions, scratch)?;
         Ok(Recordings {
             ids: ids.finish(),
@@ -535,9 +527,9 @@ pub fn open_cuts(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let (files, told) = match root.is_dir() {
+    let (files, told) = match tree::is_folder(storage, root) {
         true => {
-            let all = cuts_in(root);
+            let all = cuts_in(storage, root);
             let splits: Vec<&str> = all.iter().map(|(_, split)| split.as_str()).collect();
             let (places, told) = chosen(&splits, &settings.split, root)?;
             (places.into_iter().map(|place| all[place].0.clone()).collect(), told)
@@ -554,11 +546,14 @@ pub fn open_cuts(
         let file = LineFile::open(storage, path, scratch)?;
         let blocks = file.blocks(|_, _| {})?;
         let path_of = |line: &str| path_of_recording(recording_of(serde_json::from_str(line).ok()?)?);
-        all_paths.push(Paths::of(&file, &blocks, path_of));
+        all_paths.push(Paths::of(storage, &file, &blocks, path_of));
         opened.push((file, blocks));
     }
     let split = told.map_or_else(String::new, |told| format!("; {told}"));
-    let beside = match root.is_dir() && has_cuts_of_all(root) && !pairs(root).is_empty() {
+    let beside = match tree::is_folder(storage, root)
+        && has_cuts_of_all(storage, root)
+        && !pairs(storage, root).is_empty()
+    {
         true => "; the recordings and supervisions beside them are not read (`layout: lhotse_recordings` reads those)",
         false => "",
     };

@@ -24,6 +24,7 @@ mod splits;
 mod stream_offsets;
 mod subtitles;
 mod table_lines;
+mod transcripts;
 mod utterance;
 mod voxpopuli;
 mod voxpopuli_sessions;
@@ -35,7 +36,7 @@ pub use manifest_line::line_of;
 
 use std::path::Path;
 
-use flow_corpus::folder::AudioFolder;
+use flow_corpus::tree::answered;
 use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -174,7 +175,7 @@ impl Known {
         scratch: &Path,
     ) -> Result<Manifest, ManifestError> {
         refuse_settings(self.layout, self.name, root, settings)?;
-        (self.open)(storage, root, settings, scratch)
+        answered(|| (self.open)(storage, root, settings, scratch))?
     }
 }
 
@@ -202,8 +203,7 @@ fn open(
     scratch: &Path,
 ) -> Result<Option<Manifest>, ManifestError> {
     if settings.layout == Layout::Transcripts {
-        refuse_settings(Layout::Transcripts, "transcripts", root, settings)?;
-        return Ok(Some(Box::new(AudioFolder::open(storage, root, settings)?)));
+        return transcripts::open(storage, root, settings).map(Some);
     }
     if settings.layout != Layout::Auto {
         let known = KNOWN.iter().find(|known| known.layout == settings.layout);
@@ -211,10 +211,11 @@ fn open(
             .map(|known| known.open(storage, root, settings, scratch))
             .transpose();
     }
-    let found: Vec<(&Known, String)> = remembering_folders(|| {
+    let detect = || {
         let detected = KNOWN.iter().map(|known| Some((known, (known.detect)(storage, root)?)));
-        detected.flatten().collect()
-    });
+        detected.flatten().collect::<Vec<(&Known, String)>>()
+    };
+    let found = answered(|| remembering_folders(detect))?;
     match found.as_slice() {
         [] => Ok(None),
         [(known, _)] => known.open(storage, root, settings, scratch).map(Some),

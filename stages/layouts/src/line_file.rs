@@ -19,7 +19,7 @@ const BLOCK_BYTES: u64 = 64 << 20;
 const LONGEST_LINE: u64 = 16 << 20;
 /// Most bytes of an unpacked file.
 const LARGEST: u64 = 256 << 30;
-const GZIP: [u8; 2] = [0x1f, 0x8b];
+pub const GZIP: [u8; 2] = [0x1f, 0x8b];
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A file of lines. One that is compressed was unpacked into a file without a name, so that its lines can be read in any order.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings, file_stem};
 use flow_storage::Storage;
 use serde_json::Map;
@@ -14,19 +15,19 @@ const TABLE: &str = "metadata.csv";
 const ENDINGS: [&str; 2] = ["wav", "flac"];
 
 /// Whether a folder has such a table: its first field names a recording in `wavs`.
-pub fn is_there(root: &Path) -> bool {
-    let Some(line) = first_line(&root.join(TABLE)) else {
+pub fn is_there(storage: &Storage, root: &Path) -> bool {
+    let Some(line) = first_line(storage, &root.join(TABLE)) else {
         return false;
     };
     let Some((id, _)) = line.split_once('|') else {
         return false;
     };
-    let is_file = |ending: &&str| root.join("wavs").join(format!("{id}.{ending}")).is_file();
+    let is_file = |ending: &&str| tree::is_file(storage, &tree::join(&root.join("wavs"), format!("{id}.{ending}")));
     !flow_corpus::names::unsafe_name(id) && ENDINGS.iter().any(is_file)
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    is_there(root).then(|| format!("{TABLE} without a heading beside wavs"))
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    is_there(storage, root).then(|| format!("{TABLE} without a heading beside wavs"))
 }
 
 pub fn open(
@@ -62,7 +63,7 @@ pub fn open(
             wanted: Wanted {
                 files: ENDINGS
                     .iter()
-                    .map(|ending| folder.join(format!("{id}.{ending}")))
+                    .map(|ending| tree::join(&folder, format!("{id}.{ending}")))
                     .collect(),
                 member: None,
             },

@@ -36,7 +36,7 @@ pub fn line_of(
     }
     let has_lines = |format| matches!(format, Some(Format::Nemo | Format::Table));
     let is_named = matches!(settings.format, Format::Nemo | Format::Table);
-    if !is_named && !has_lines(format_of(&file)) {
+    if !is_named && !has_lines(format_of(storage, &file)) {
         return Err(wrong("it is neither a manifest of JSON lines nor a table as text".into()).into());
     }
     // Manifests of lines need no folder for temporary files.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -15,34 +16,34 @@ const TRANSCRIPTS: &str = "transcripts.txt";
 /// Of the recordings, the first that is there.
 const ENDINGS: [&str; 3] = ["flac", "opus", "wav"];
 
-fn is_split(folder: &Path) -> bool {
-    folder.join(TRANSCRIPTS).is_file() && folder.join("audio").is_dir()
+fn is_split(storage: &Storage, folder: &Path) -> bool {
+    tree::is_file(storage, &folder.join(TRANSCRIPTS)) && tree::is_folder(storage, &folder.join("audio"))
 }
 
 /// Folders of splits, by name.
-fn splits(root: &Path) -> Vec<(PathBuf, String)> {
-    if is_split(root) {
+fn splits(storage: &Storage, root: &Path) -> Vec<(PathBuf, String)> {
+    if is_split(storage, root) {
         let name = root.file_name().unwrap_or_default().to_string_lossy().into_owned();
         return vec![(root.to_path_buf(), name)];
     }
-    let entries = entries_of(root);
+    let entries = entries_of(storage, root);
     // A folder of splits has few.
     let names = entries.folders.iter().take(MOST_FOLDERS);
     names
         .map(|name| (root.join(name), name.clone()))
-        .filter(|(folder, _)| is_split(folder))
+        .filter(|(folder, _)| is_split(storage, folder))
         .collect()
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    splits(root)
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    splits(storage, root)
         .first()
         .map(|(_, name)| format!("{name}/{TRANSCRIPTS} beside audio"))
 }
 
 /// The language of `mls_german`, `mls_german_opus` and of the folders of splits in it.
 fn language_of(root: &Path) -> Option<String> {
-    let absolute = std::path::absolute(root).ok()?;
+    let absolute = tree::absolute(root);
     let mut names = absolute
         .ancestors()
         .take(2)
@@ -58,7 +59,7 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let all = splits(root);
+    let all = splits(storage, root);
     let names: Vec<&str> = all.iter().map(|(_, name)| name.as_str()).collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
     let splits: Vec<(PathBuf, String)> = places.into_iter().map(|place| all[place].clone()).collect();

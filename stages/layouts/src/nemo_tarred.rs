@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::files::trailing_number;
 use flow_corpus::lines::LineManifest;
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -13,8 +14,8 @@ const MANIFESTS: [&str; 2] = ["tarred_audio_manifest.json", "manifest.json"];
 const SHARDED: &str = "sharded_manifests";
 
 /// Files of a folder whose names begin and end so, with a number between, in the order of the numbers.
-fn numbered(folder: &Path, begin: &str, end: &str) -> Vec<PathBuf> {
-    let entries = entries_of(folder);
+fn numbered(storage: &Storage, folder: &Path, begin: &str, end: &str) -> Vec<PathBuf> {
+    let entries = entries_of(storage, folder);
     let names = &entries.names;
     let found = names.iter().filter_map(|name| {
         let path = folder.join(name);
@@ -26,28 +27,31 @@ fn numbered(folder: &Path, begin: &str, end: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-fn tars(root: &Path) -> Vec<PathBuf> {
-    numbered(root, "audio_", ".tar")
+fn tars(storage: &Storage, root: &Path) -> Vec<PathBuf> {
+    numbered(storage, root, "audio_", ".tar")
 }
 
-fn manifests(root: &Path) -> Vec<PathBuf> {
-    let sharded = numbered(&root.join(SHARDED), "manifest_", ".json");
+fn manifests(storage: &Storage, root: &Path) -> Vec<PathBuf> {
+    let sharded = numbered(storage, &root.join(SHARDED), "manifest_", ".json");
     if !sharded.is_empty() {
         return sharded;
     }
-    let one = MANIFESTS.iter().map(|name| root.join(name)).find(|path| path.is_file());
+    let one = MANIFESTS
+        .iter()
+        .map(|name| root.join(name))
+        .find(|path| tree::is_file(storage, path));
     one.into_iter().collect()
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let manifest = manifests(root).into_iter().next()?;
-    let tar = tars(root).into_iter().next()?;
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let manifest = manifests(storage, root).into_iter().next()?;
+    let tar = tars(storage, root).into_iter().next()?;
     let name = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
     Some(format!("{} beside {}", name(&tar), name(&manifest)))
 }
 
 pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let (manifests, tars) = (manifests(root), tars(root));
+    let (manifests, tars) = (manifests(storage, root), tars(storage, root));
     if manifests.is_empty() || tars.is_empty() {
         return Err(ManifestError::manifest(
             root,

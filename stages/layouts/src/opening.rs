@@ -1,14 +1,16 @@
 //! Opens a manifest by its format.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use flow_corpus::tree;
 use flow_hub::DatasetReference;
 use flow_kind::open_input_file;
 use flow_kind::store::{on_threads, path_in_set};
-use flow_storage::{Storage, is_url};
+use flow_storage::{Location, Storage, is_url};
 
 use flow_corpus::files::{Format, expand, format_of};
-use flow_corpus::folder::{AudioFolder, open_table, table_of};
+use flow_corpus::folder::{open_table, table_of};
 use flow_corpus::lines::LineManifest;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
@@ -16,7 +18,7 @@ use flow_corpus::written_set::check_set;
 use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::at_once::threads_for;
-use crate::hugging_face;
+use crate::{hugging_face, transcripts};
 
 /// The dataset of the hub that `manifest` names, if it names one.
 ///
@@ -54,16 +56,10 @@ pub fn open(
     {
         return Ok(manifest);
     }
-    if !settings.split.is_empty() {
-        return Err(ManifestError::manifest(
-            &settings.manifest,
-            "`split` belongs to layouts with splits, and this is not one of them",
-        ));
-    }
     let mut format = settings.format;
     for file in &files {
         let found = match settings.format {
-            Format::Auto => format_of(file).ok_or_else(|| {
+            Format::Auto => format_of(storage, file).ok_or_else(|| {
                 let why = match file.extension().and_then(|extension| extension.to_str()) {
                     Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it",
                     Some("tar") => {
@@ -82,8 +78,9 @@ pub fn open(
                 "it has another format than the files before it",
             ));
         }
-        if file.is_dir() != (found == Format::Folder) {
-            let why = if file.is_dir() {
+        let is_folder = tree::is_folder(storage, file);
+        if is_folder != (found == Format::Folder) {
+            let why = if is_folder {
                 "it is a folder, not a file"
             } else {
                 "it is a file, not a folder"
@@ -102,9 +99,15 @@ pub fn open(
         ));
     }
     let has_columns = match (format, files.as_slice()) {
-        (Format::Folder, [root]) => table_of(root)?.is_some(),
+        (Format::Folder, [root]) => table_of(storage, root)?.is_some(),
         _ => true,
     };
+    if !settings.split.is_empty() && has_columns {
+        return Err(ManifestError::manifest(
+            &settings.manifest,
+            "`split` belongs to layouts with splits, and this is not one of them",
+        ));
+    }
     if !settings.columns.is_empty() && !has_columns {
         return Err(ManifestError::manifest(
             &settings.manifest,
@@ -159,9 +162,9 @@ fn open_folder(
     root: &Path,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    match table_of(root)? {
+    match table_of(storage, root)? {
         Some(table) => open_table(storage, &table, root, settings, scratch),
-        None => Ok(Box::new(AudioFolder::open(storage, root, settings)?)),
+        None => transcripts::open(storage, root, settings),
     }
 }
 
@@ -170,11 +173,32 @@ fn in_sets(storage: &Storage, files: &[String]) -> Result<Vec<PathBuf>, Manifest
     let look = |file: &String| -> Result<PathBuf, ManifestError> {
         let path =
             path_in_set(storage, file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
-        if is_url(&path) {
-            // Why it cannot be read is said here: rights, the bucket, credentials.
-            open_input_file(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
+        let url = match Location::of_path(&path) {
+            Ok(Location::Object(url)) => url,
+            Ok(Location::Local(path)) => return Ok(path),
+            Err(error) => return Err(ManifestError::manifest(file, error.to_string())),
+        };
+        // Why it cannot be read is said here: rights, the bucket, credentials.
+        let missing: std::io::Error = match url.key() {
+            "" => ErrorKind::NotFound.into(),
+            _ => match open_input_file(storage, &path) {
+                Ok(_) => {
+                    storage.remember_file(&url);
+                    return Ok(path);
+                }
+                Err(error) => error,
+            },
+        };
+        // S3 denies those who may not list all of a bucket what is not there.
+        let is_denied = missing.kind() == ErrorKind::PermissionDenied;
+        if (is_denied || missing.kind() == ErrorKind::NotFound) && url.can_be_listed() {
+            match tree::list_all(storage, &path) {
+                Ok(true) => return Ok(path),
+                Err(error) if !is_denied => return Err(ManifestError::io(&path, error)),
+                Ok(false) | Err(_) => {}
+            }
         }
-        Ok(path)
+        Err(ManifestError::io(&path, missing))
     };
     on_threads(files, threads_for(files.iter()), look).into_iter().collect()
 }

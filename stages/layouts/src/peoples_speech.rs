@@ -1,13 +1,13 @@
 //! The People's Speech: `train/clean.json` with a line for each session, `{"identifier", "training_data": {"duration_ms": [..],
 //! "label": [..], "name": [..]}}`, and its clips in the folder `train/clean` or the tar `train/clean.tar`.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use flow_corpus::files::label;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::names::unsafe_name;
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
 use flow_kind::{Partition, StageError, Storage};
 use serde::Deserialize;
@@ -40,49 +40,55 @@ struct Subset {
     name: String,
     /// Of its folder, `train`.
     split: String,
+    /// Of its clips, if it is there.
+    tar: Option<PathBuf>,
 }
 
 /// Whether the first line of a file begins as that of a session.
-fn has_sessions(path: &Path) -> bool {
+fn has_sessions(storage: &Storage, path: &Path) -> bool {
     let mut head = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(1 << 12).read_to_end(&mut head));
+    let Some(file) = tree::open_head(storage, path) else {
+        return false;
+    };
+    tree::or_note(path, file.take(1 << 12).read_to_end(&mut head));
     let head = String::from_utf8_lossy(&head);
     let has = |key: &str| head.contains(&format!("\"{key}\""));
-    read.is_ok() && head.trim_start().starts_with('{') && has("identifier") && has("training_data")
+    head.trim_start().starts_with('{') && has("identifier") && has("training_data")
 }
 
-fn subset(path: PathBuf) -> Option<Subset> {
-    let is_list = path.extension().is_some_and(|extension| extension == "json") && path.is_file();
-    if !is_list || !has_sessions(&path) {
+fn subset(storage: &Storage, path: PathBuf) -> Option<Subset> {
+    let is_list = path.extension().is_some_and(|extension| extension == "json") && tree::is_file(storage, &path);
+    if !is_list || !has_sessions(storage, &path) {
         return None;
     }
-    let absolute = std::path::absolute(&path).ok()?;
+    let absolute = tree::absolute(&path);
     let split = absolute.parent()?.file_name().unwrap_or_default();
     Some(Subset {
         name: path.file_stem()?.to_str()?.to_owned(),
         split: split.to_str()?.to_owned(),
+        tar: Some(path.with_extension("tar")).filter(|tar| tree::is_file(storage, tar)),
         path,
     })
 }
 
 /// The lists of a folder and of the folders in it; or the one that `root` is.
-fn subsets(root: &Path) -> Vec<Subset> {
-    if root.is_file() {
-        return subset(root.to_path_buf()).into_iter().collect();
+fn subsets(storage: &Storage, root: &Path) -> Vec<Subset> {
+    if tree::is_file(storage, root) {
+        return subset(storage, root.to_path_buf()).into_iter().collect();
     }
-    let entries = entries_of(root);
+    let entries = entries_of(storage, root);
     let folders = entries.folders.iter().take(MOST_FOLDERS).map(|name| root.join(name));
     let folders = std::iter::once(root.to_path_buf()).chain(folders);
     let lists = folders.flat_map(|folder| {
-        let entries = entries_of(&folder);
+        let entries = entries_of(storage, &folder);
         let lists = entries.names.iter().filter(|name| name.ends_with(".json"));
         lists.map(|name| folder.join(name)).collect::<Vec<_>>()
     });
-    lists.filter_map(subset).collect()
+    lists.filter_map(|list| subset(storage, list)).collect()
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let first = subsets(root).into_iter().next()?.path;
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let first = subsets(storage, root).into_iter().next()?.path;
     Some(first.strip_prefix(root).unwrap_or(&first).display().to_string())
 }
 
@@ -98,7 +104,7 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let all = subsets(root);
+    let all = subsets(storage, root);
     if all.is_empty() {
         return Err(ManifestError::manifest(
             root,
@@ -141,8 +147,8 @@ impl Subset {
             return Err(refuse("duration_invalid", format!("{ms} ms")));
         }
         let clips = self.path.with_extension("");
-        let tar = self.path.with_extension("tar");
-        let tar_path = tar.to_str().filter(|_| tar.is_file()).unwrap_or_default().to_owned();
+        let tar_path = self.tar.as_ref().and_then(|tar| tar.to_str());
+        let tar_path = tar_path.unwrap_or_default().to_owned();
         let is_in_tar = !tar_path.is_empty();
         let file_name = Path::new(name).file_stem().unwrap_or_default();
         Ok(Utterance {
@@ -152,8 +158,8 @@ impl Subset {
             folder_lang: Some("en".into()),
             duration: Some(ms / 1000.0),
             wanted: Wanted {
-                files: vec![clips.join(name)],
-                member: is_in_tar.then(|| (tar, name.to_owned())),
+                files: vec![tree::join(&clips, name)],
+                member: self.tar.clone().filter(|_| is_in_tar).map(|tar| (tar, name.to_owned())),
             },
             tar_member_name: if is_in_tar { name.to_owned() } else { String::new() },
             tar_path,

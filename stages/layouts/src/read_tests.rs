@@ -12,6 +12,8 @@ use parquet::arrow::ArrowWriter;
 
 use super::*;
 
+#[path = "bucket_tests.rs"]
+mod bucket;
 #[path = "folder_tests.rs"]
 mod folders;
 #[path = "forms_tests.rs"]
@@ -50,7 +52,11 @@ fn settings(manifest: &Path) -> ReadSettings {
 }
 
 fn run(settings: ReadSettings) -> Output {
-    Harness::<Read>::new(settings).run().unwrap_or_else(|e| panic!("{e:?}"))
+    let output = Harness::<Read>::new(settings.clone())
+        .run()
+        .unwrap_or_else(|e| panic!("{e:?}"));
+    bucket::compare(&settings, &output);
+    output
 }
 
 fn column(output: &Output, name: &str) -> Vec<String> {
@@ -68,8 +74,11 @@ fn reasons(output: &Output) -> Vec<&str> {
 }
 
 fn failure(settings: ReadSettings) -> String {
-    match Harness::<Read>::new(settings).run() {
-        Err(StageError::Setting { message, .. }) => message,
+    match Harness::<Read>::new(settings.clone()).run() {
+        Err(StageError::Setting { message, .. }) => {
+            bucket::compare_failure(&settings, &message);
+            message
+        }
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("it ran"),
     }
@@ -122,7 +131,7 @@ fn golden_manifests_keep_their_order_and_find_their_recordings() {
         .digest();
     assert_eq!(
         (Read::VERSION, digest.short().to_string().as_str()),
-        (14, "f8189b57cc65788c")
+        (15, "f8189b57cc65788c")
     );
     // The columns of a manifest of ours are all known.
     assert_eq!(rows.column_by_name("extra").unwrap().null_count(), rows.num_rows());

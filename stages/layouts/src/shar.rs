@@ -1,11 +1,11 @@
 //! Lhotse Shar: numbered shards of cuts, and tars with their recordings in the same order.
 
 use std::collections::HashMap;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use flow_audio::tar;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, take_line};
 use flow_kind::{Partition, StageError, Storage};
 
@@ -33,8 +33,8 @@ pub fn is_shard(name: &str) -> bool {
 }
 
 /// Shards of cuts, each with the tar of its recordings.
-fn shards(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
-    let entries = entries_of(folder);
+fn shards(storage: &Storage, folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
+    let entries = entries_of(storage, folder);
     let names = &entries.names;
     let shard = |name: &String| {
         let number = number_of_cuts(name)?;
@@ -48,9 +48,9 @@ fn shards(folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
     names.iter().filter_map(shard).collect()
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let found = shards(root);
-    let (_, tar, _) = found.iter().find(|(_, tar, _)| tar.is_file())?;
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let found = shards(storage, root);
+    let (_, tar, _) = found.iter().find(|(_, tar, _)| tree::is_file(storage, tar))?;
     Some(format!("{} beside cuts", tar.file_name()?.to_string_lossy()))
 }
 
@@ -73,7 +73,7 @@ pub fn open(
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
     let open = |(cuts, tar, number): (PathBuf, PathBuf, String)| {
-        if !tar.is_file() {
+        if !tree::is_file(storage, &tar) {
             return Err(ManifestError::manifest(
                 &tar,
                 "it does not exist, but its cuts are: each shard of cuts needs one of recordings",
@@ -88,18 +88,16 @@ pub fn open(
         })
     };
     let shar = Shar {
-        shards: shards(root).into_iter().map(open).collect::<Result<_, _>>()?,
+        shards: shards(storage, root).into_iter().map(open).collect::<Result<_, _>>()?,
         common: Common::of(settings),
     };
     LaidOut::of(shar, root, settings)
 }
 
 /// Names of the members with data by the cut that they are of; what is no data has none.
-fn members(path: &Path) -> Result<HashMap<String, String>, ManifestError> {
+fn members(storage: &Storage, path: &Path) -> Result<HashMap<String, String>, ManifestError> {
     let failed = |error| ManifestError::io(path, error);
-    let file = std::fs::File::open(path).map_err(failed)?;
-    let length = file.metadata().map_err(failed)?.len();
-    let listing = tar::list(&mut BufReader::new(file), length).map_err(failed)?;
+    let listing = tree::list_tar(storage, path).map_err(failed)?;
     if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
         return Err(ManifestError::manifest(path, why.clone()));
     }
@@ -169,7 +167,7 @@ impl Corpus for Shar {
             return Ok(());
         };
         shard.cuts.still(storage)?;
-        let members = members(&shard.tar)?;
+        let members = members(storage, &shard.tar)?;
         shard.cuts.lines(shard.blocks[block], &mut |line| {
             take_line(take, line.number, line.text, |text| self.row(text, shard, &members))
         })

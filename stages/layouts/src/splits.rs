@@ -35,7 +35,13 @@ pub fn spoken_of(name: &str) -> &str {
         .unwrap_or(name)
 }
 
-/// Which splits are read: those that `setting` names (by their own name, or by another of the same split), else the only one, else
+/// Whether a folder is called by a split (`train`, `dev-clean`, `test_other`).
+pub fn is_of_split(name: &str) -> bool {
+    let first = name.split(['-', '_', '.']).next().unwrap_or_default();
+    KEYWORDS.iter().any(|names| names.contains(&first))
+}
+
+/// Which splits are read: those that `setting` names (by their own name, by another of the same split, or by the split that their names mention), else the only one, else
 /// those for training. Gives their places, and what is told of it where there are several.
 ///
 /// # Errors
@@ -63,11 +69,14 @@ pub fn chosen<N: AsRef<str>>(
         }
         wanted => {
             let exact = places(&|name| name.eq_ignore_ascii_case(wanted));
-            if exact.is_empty() {
-                places(&|name| usual(name) == usual(wanted))
-            } else {
-                exact
-            }
+            let other = || places(&|name| usual(name) == usual(wanted));
+            // `dev` is `dev-clean` and `dev-other`.
+            let longer = || places(&|name| spoken_of(name) == usual(wanted));
+            let first = [exact]
+                .into_iter()
+                .chain(std::iter::once_with(other))
+                .chain(std::iter::once_with(longer));
+            first.into_iter().find(|places| !places.is_empty()).unwrap_or_default()
         }
     };
     if found.is_empty() {
@@ -136,6 +145,10 @@ mod tests {
             [0, 1]
         );
         assert_eq!(chosen(&["train-clean-100", "test-clean"], "test-clean").0, [1]);
+        let of_libri_speech = ["dev-clean", "dev-other", "test-clean", "train-clean-100"];
+        assert_eq!(chosen(&of_libri_speech, "dev").0, [0, 1]);
+        assert_eq!(chosen(&of_libri_speech, "dev-other").0, [1]);
+        assert!(is_of_split("dev-clean") && is_of_split("train") && !is_of_split("training camp"));
         let fits = |own: &str, setting: &str| refuse_other(own, setting, Path::new("c")).is_ok();
         for (own, setting) in [
             ("", "train"),

@@ -8,6 +8,7 @@ use flow_corpus::listing::{AUDIO, MOST_DEPTH, stem};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::naming::named;
 use flow_corpus::transcripts::lines_of;
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
 use flow_kind::{Partition, StageError, Storage};
 use flow_text::language_tag::is_language;
@@ -46,14 +47,14 @@ struct Found {
 
 /// Recordings with subtitles in a folder and below it, as far as it can be read: a look that ends with the first one, or after few
 /// folders.
-fn first_titled(root: &Path) -> Option<Titled> {
+fn first_titled(storage: &Storage, root: &Path) -> Option<Titled> {
     let (mut found, mut seen) = (Found::default(), HashSet::new());
     let mut waiting = VecDeque::from([root.to_path_buf()]);
     while let Some(folder) = waiting.pop_front() {
-        if !folder.canonicalize().is_ok_and(|canonical| seen.insert(canonical)) {
+        if !tree::canonical(&folder).is_ok_and(|canonical| seen.insert(canonical)) {
             continue;
         }
-        let entries = entries_of(&folder);
+        let entries = entries_of(storage, &folder);
         found.add(&folder, &entries);
         if !found.titled.is_empty() || seen.len() >= MOST_FOLDERS {
             break;
@@ -65,11 +66,11 @@ fn first_titled(root: &Path) -> Option<Titled> {
 
 impl Found {
     /// What is in a folder and below it. Each folder is looked into once, whatever links lead to it.
-    fn all(root: &Path) -> Result<Found, ManifestError> {
+    fn all(storage: &Storage, root: &Path) -> Result<Found, ManifestError> {
         let (mut found, mut seen) = (Found::default(), HashSet::new());
         let mut waiting = VecDeque::from([(root.to_path_buf(), 0)]);
         while let Some((folder, depth)) = waiting.pop_front() {
-            let canonical = folder.canonicalize();
+            let canonical = tree::canonical(&folder);
             if !seen.insert(canonical.map_err(|error| ManifestError::io(&folder, error))?) {
                 continue;
             }
@@ -77,7 +78,7 @@ impl Found {
                 let why = format!("it is more than {MOST_DEPTH} folders below {}", root.display());
                 return Err(ManifestError::manifest(&folder, why));
             }
-            let entries = read_entries(&folder)?;
+            let entries = read_entries(storage, &folder)?;
             found.add(&folder, &entries);
             waiting.extend(entries.folders.iter().map(|name| (folder.join(name), depth + 1)));
         }
@@ -143,18 +144,18 @@ impl Found {
 }
 
 /// Transcripts beside recordings are read in place of their subtitles.
-fn has_transcripts(folder: &Path, recording: &Path) -> bool {
-    let entries = entries_of(recording.parent().unwrap_or(folder));
+fn has_transcripts(storage: &Storage, folder: &Path, recording: &Path) -> bool {
+    let entries = entries_of(storage, recording.parent().unwrap_or(folder));
     let names = &entries.names;
     names
         .iter()
         .any(|name| ending(name).is_some_and(|ending| ending == "txt" || ending == "lab"))
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let titled = first_titled(root)?;
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let titled = first_titled(storage, root)?;
     let name = titled.subtitles.file_name()?.to_string_lossy().into_owned();
-    (!has_transcripts(root, &titled.recording)).then(|| format!("{name} beside its recording"))
+    (!has_transcripts(storage, root, &titled.recording)).then(|| format!("{name} beside its recording"))
 }
 
 struct Subtitles {
@@ -164,8 +165,8 @@ struct Subtitles {
     common: Common,
 }
 
-pub fn open(_: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let Found { titled: all, refused } = Found::all(root)?;
+pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
+    let Found { titled: all, refused } = Found::all(storage, root)?;
     if all.is_empty() {
         return Err(ManifestError::manifest(
             root,
@@ -286,7 +287,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_read_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(Found::all(file.path()).is_err());
-        assert!(first_titled(file.path()).is_none());
+        assert!(Found::all(&Storage::default(), file.path()).is_err());
+        assert!(first_titled(&Storage::default(), file.path()).is_none());
     }
 }

@@ -3,12 +3,14 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use flate2::read::MultiGzDecoder;
 use flow_corpus::files::label;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, refuse};
+use flow_corpus::tree;
 use flow_corpus::{Corpus, ManifestError, Part, Take, take_line};
 use flow_kind::{Partition, StageError, Storage};
 
-use super::line_file::{Block, LineFile};
+use super::line_file::{Block, GZIP, LineFile};
 
 /// Makes a row of a line, given the number of the file among those that are read.
 type RowOfLine = dyn Fn(usize, &str) -> Result<ManifestRow, Refusal> + Send + Sync;
@@ -98,13 +100,25 @@ impl Corpus for TableLines {
 }
 
 /// Most bytes of a first line.
-const LONGEST_HEADING: u64 = 1 << 16;
+const LONGEST_FIRST_LINE: u64 = 1 << 20;
 
-/// The first line of a table, without a byte order mark and the end of the line; none where it cannot be read or is not UTF-8.
-pub fn first_line(table: &Path) -> Option<String> {
-    let file = std::fs::File::open(table).ok()?.take(LONGEST_HEADING);
-    let mut line = String::new();
-    BufReader::new(file).read_line(&mut line).ok()?;
+/// The first line of a file, which may be compressed by gzip, without a byte order mark and the end of the line; none where it cannot
+/// be read or is not UTF-8. Of a compressed file its beginning is unpacked.
+pub fn first_line(storage: &Storage, path: &Path) -> Option<String> {
+    let mut file = BufReader::new(tree::open_head(storage, path)?);
+    let is_packed = tree::or_note(path, file.fill_buf().map(|bytes| bytes.starts_with(&GZIP)));
+    let text: Box<dyn Read> = if is_packed {
+        Box::new(MultiGzDecoder::new(file))
+    } else {
+        Box::new(file)
+    };
+    let mut line = Vec::new();
+    let read = BufReader::new(text.take(LONGEST_FIRST_LINE)).read_until(b'\n', &mut line);
+    match is_packed {
+        true => read.ok()?,
+        false => tree::or_note(path, read.map(Some))?,
+    };
+    let line = String::from_utf8(line).ok()?;
     Some(
         line.trim_start_matches('\u{feff}')
             .trim_end_matches(['\n', '\r'])

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 use serde_json::Map;
@@ -21,45 +22,45 @@ const OTHER_TEXT: &str = "raw_text";
 pub const YEAR: usize = 4;
 
 /// The tables of a folder of one language, by split.
-fn tables_in(folder: &Path) -> Vec<(PathBuf, String)> {
-    let entries = entries_of(folder);
+fn tables_in(storage: &Storage, folder: &Path) -> Vec<(PathBuf, String)> {
+    let entries = entries_of(storage, folder);
     let names = &entries.names;
     let table = |name: &String| {
         let split = name.strip_prefix("asr_")?.strip_suffix(".tsv")?;
         let path = folder.join(name);
-        let heading = Heading::of(&first_line(&path)?, '\t');
+        let heading = Heading::of(&first_line(storage, &path)?, '\t');
         (heading.has("id") && heading.has(OTHER_TEXT)).then(|| (path, split.to_string()))
     };
     names.iter().filter_map(table).collect()
 }
 
 /// The tables of a folder of one language, or of all below `transcribed_data`: the path, the split, the language.
-fn tables(root: &Path) -> Vec<(PathBuf, String, String)> {
+fn tables(storage: &Storage, root: &Path) -> Vec<(PathBuf, String, String)> {
     let above = match root.join("transcribed_data") {
-        inner if inner.is_dir() => inner,
+        inner if tree::is_folder(storage, &inner) => inner,
         _ => root.to_path_buf(),
     };
     let name = |folder: &Path| {
-        let absolute = std::path::absolute(folder).unwrap_or_default();
+        let absolute = tree::absolute(folder);
         absolute.file_name().unwrap_or_default().to_string_lossy().into_owned()
     };
-    let entries = entries_of(&above);
+    let entries = entries_of(storage, &above);
     // A folder for each language.
     let folders = entries.folders.iter().take(MOST_FOLDERS).map(|name| above.join(name));
     let folders = std::iter::once(above.clone()).chain(folders);
     folders
         .flat_map(|folder| {
             let lang = name(&folder);
-            tables_in(&folder)
+            tables_in(storage, &folder)
                 .into_iter()
                 .map(move |(path, split)| (path, split, lang.clone()))
         })
         .collect()
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let first = tables(root).into_iter().next().map(|(path, ..)| path);
-    let path = first.or_else(|| voxpopuli_sessions::tables(root).into_iter().next())?;
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let first = tables(storage, root).into_iter().next().map(|(path, ..)| path);
+    let path = first.or_else(|| voxpopuli_sessions::tables(storage, root).into_iter().next())?;
     Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
@@ -83,8 +84,8 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let all = tables(root);
-    if all.is_empty() && !voxpopuli_sessions::tables(root).is_empty() {
+    let all = tables(storage, root);
+    if all.is_empty() && !voxpopuli_sessions::tables(storage, root).is_empty() {
         return voxpopuli_sessions::open(storage, root, settings, scratch);
     }
     let names: Vec<&str> = all.iter().map(|(_, split, _)| split.as_str()).collect();
@@ -92,7 +93,7 @@ pub fn open(
     let tables: Vec<(PathBuf, String, String)> = places.into_iter().map(|place| all[place].clone()).collect();
     let files: Vec<PathBuf> = tables.iter().map(|(path, ..)| path.clone()).collect();
     let headings = files.iter().map(|path| {
-        let line = first_line(path).ok_or_else(|| ManifestError::manifest(path, "it cannot be read"))?;
+        let line = first_line(storage, path).ok_or_else(|| ManifestError::manifest(path, "it cannot be read"))?;
         Ok(Heading::of(&line, '\t'))
     });
     let headings = headings.collect::<Result<Vec<Heading>, ManifestError>>()?;

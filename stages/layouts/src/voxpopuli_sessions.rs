@@ -1,21 +1,19 @@
 //! VoxPopuli's annotations: `asr_<lang>.tsv.gz`, a table with bars whose rows are parts of whole sessions, which are in
 //! `raw_audios/original/<year>/<session>_original.ogg`.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse, refuse_by_rule};
 use flow_corpus::names::unsafe_name;
 use flow_corpus::table_text::{Layout, records};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 use serde_json::Map;
 
 use super::folder_entries::{MOST_FOLDERS, entries_of};
 use super::splits::usual;
-use super::table_lines::TableLines;
+use super::table_lines::{TableLines, first_line};
 use super::utterance::{Common, Utterance, language_called, text_of};
 use super::voxpopuli::{YEAR, text_column};
 
@@ -27,21 +25,10 @@ const TEXT: &str = "normed_text";
 const OTHER_TEXT: &str = "original_text";
 /// Columns that make the row, and are not kept beside it.
 const USED: [&str; 6] = ["session_id", "id_", "split", "start_time", "end_time", "vad"];
-/// Most bytes of a heading.
-const LONGEST_HEADING: u64 = 1 << 16;
 
 /// The heading of a table with bars, plain or compressed; none of another file.
-fn heading(path: &Path) -> Option<Vec<String>> {
-    let mut file = BufReader::new(File::open(path).ok()?);
-    let is_packed = file.fill_buf().ok()?.starts_with(&[0x1f, 0x8b]);
-    let text: Box<dyn Read> = if is_packed {
-        Box::new(MultiGzDecoder::new(file))
-    } else {
-        Box::new(file)
-    };
-    let mut line = String::new();
-    BufReader::new(text.take(LONGEST_HEADING)).read_line(&mut line).ok()?;
-    let names = fields(line.trim_start_matches('\u{feff}'))?;
+fn heading(storage: &Storage, path: &Path) -> Option<Vec<String>> {
+    let names = fields(&first_line(storage, path)?)?;
     names.iter().any(|name| name == "session_id").then_some(names)
 }
 
@@ -51,18 +38,18 @@ fn fields(line: &str) -> Option<Vec<String>> {
 }
 
 /// Tables of annotations: the one that `root` is; or those in it, in its `annotations/asr`, or in folders of `transcribed_data`.
-pub fn tables(root: &Path) -> Vec<PathBuf> {
+pub fn tables(storage: &Storage, root: &Path) -> Vec<PathBuf> {
     let is_table = |name: &str| {
         let name = name.strip_suffix(".gz").unwrap_or(name);
         name.starts_with("asr_") && name.ends_with(".tsv")
     };
-    if root.is_file() {
+    if tree::is_file(storage, root) {
         let name = root.file_name().and_then(|name| name.to_str());
-        let found = name.is_some_and(is_table) && heading(root).is_some();
+        let found = name.is_some_and(is_table) && heading(storage, root).is_some();
         return found.then(|| root.to_path_buf()).into_iter().collect();
     }
     let transcribed = root.join("transcribed_data");
-    let languages = entries_of(&transcribed);
+    let languages = entries_of(storage, &transcribed);
     let languages = languages
         .folders
         .iter()
@@ -72,18 +59,18 @@ pub fn tables(root: &Path) -> Vec<PathBuf> {
         .into_iter()
         .chain(languages);
     let tables = folders.flat_map(|folder| {
-        let entries = entries_of(&folder);
+        let entries = entries_of(storage, &folder);
         let names = entries.names.iter().filter(|name| is_table(name));
         names.map(|name| folder.join(name)).collect::<Vec<_>>()
     });
-    tables.filter(|path| heading(path).is_some()).collect()
+    tables.filter(|path| heading(storage, path).is_some()).collect()
 }
 
 /// The folder of whole sessions: the first `raw_audios` beside a table or above it.
-fn sessions(table: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(table).ok()?;
-    let mut above = absolute.ancestors().skip(1).take(4);
-    above.find_map(|folder| Some(folder.join("raw_audios")).filter(|found| found.is_dir()))
+fn sessions(storage: &Storage, table: &Path) -> Option<PathBuf> {
+    let absolute = tree::absolute(table);
+    let mut above = std::iter::successors(tree::folder_above(&absolute), |folder| tree::folder_above(folder)).take(4);
+    above.find_map(|folder| Some(folder.join("raw_audios")).filter(|found| tree::is_folder(storage, found)))
 }
 
 struct Table {
@@ -93,9 +80,10 @@ struct Table {
 }
 
 impl Table {
-    fn open(path: &Path) -> Result<Table, ManifestError> {
-        let heading = heading(path).ok_or_else(|| ManifestError::manifest(path, "its heading has no session_id"))?;
-        let sessions = sessions(path).ok_or_else(|| {
+    fn open(storage: &Storage, path: &Path) -> Result<Table, ManifestError> {
+        let heading =
+            heading(storage, path).ok_or_else(|| ManifestError::manifest(path, "its heading has no session_id"))?;
+        let sessions = sessions(storage, path).ok_or_else(|| {
             ManifestError::manifest(
                 path,
                 "its sessions do not exist: a folder raw_audios beside it, or up to three folders above",
@@ -117,8 +105,8 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let files = tables(root);
-    let opened = files.iter().map(|path| Table::open(path));
+    let files = tables(storage, root);
+    let opened = files.iter().map(|path| Table::open(storage, path));
     let opened = opened.collect::<Result<Vec<Table>, ManifestError>>()?;
     let text = text_column(root, settings, [TEXT, OTHER_TEXT])?;
     if let Some(place) = opened.iter().position(|table| !table.heading.contains(&text)) {

@@ -1,18 +1,18 @@
 //! WebDataset: tars in which members with one name up to a dot are a sample, a recording and its text in `.txt` or `.json`.
 
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use flow_audio::decode::read_range;
-use flow_audio::tar::{self, Listing, Member};
+use flow_audio::decode::read_open_range;
+use flow_audio::tar::{self, Member};
 use flow_corpus::column_names::renamed;
 use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
-use flow_kind::{Partition, StageError, Storage};
+use flow_kind::{Partition, StageError, Storage, open_input_file};
 use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
-use flow_storage::FileVersion;
+use flow_storage::{FileVersion, InputFile};
 use serde_json::{Map, Value};
 
 use super::hugging_face::{chosen_files, first_listed, listed};
@@ -70,16 +70,10 @@ impl Keys {
     }
 }
 
-fn members(path: &Path) -> std::io::Result<Listing> {
-    let file = std::fs::File::open(path)?;
-    let length = file.metadata()?.len();
-    tar::list(&mut BufReader::with_capacity(512, file), length)
-}
-
 /// Whether a tar has a recording and its text under one name.
-fn has_samples(path: &Path) -> bool {
+fn has_samples(storage: &Storage, path: &Path) -> bool {
     let has_text = |sample: &Sample<'_>| sample.text.is_some() || sample.json.is_some();
-    members(path).is_ok_and(|listing| {
+    tree::list_head_of_tar(storage, path).is_some_and(|listing| {
         let samples = group(&listing.last_of_each_name());
         samples
             .iter()
@@ -92,20 +86,20 @@ pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
     if shar::detect(storage, root).is_some() || nemo_tarred::detect(storage, root).is_some() {
         return None;
     }
-    let first = match root.is_dir() {
-        true => first_listed(root, "tar")?.path,
+    let first = match tree::is_folder(storage, root) {
+        true => first_listed(storage, root, "tar")?.path,
         false => root
             .extension()
             .is_some_and(|extension| extension == "tar")
             .then(|| root.to_path_buf())?,
     };
-    has_samples(&first).then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string())
+    has_samples(storage, &first).then(|| first.strip_prefix(root).unwrap_or(&first).display().to_string())
 }
 
 pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let (files, told) = match root.is_dir() {
+    let (files, told) = match tree::is_folder(storage, root) {
         true => {
-            let (files, told) = chosen_files(root, listed(root, "tar")?, settings)?;
+            let (files, told) = chosen_files(root, listed(storage, root, "tar")?, settings)?;
             (files.into_iter().map(|file| (file.path, file.split)).collect(), told)
         }
         false => (vec![(root.to_path_buf(), String::new())], String::new()),
@@ -125,13 +119,13 @@ pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -
 }
 
 impl WebDataset {
-    fn row(&self, storage: &Storage, tar: &Tar, sample: &Sample<'_>) -> Result<ManifestRow, Refusal> {
+    fn row(&self, file: &InputFile, tar: &Tar, sample: &Sample<'_>) -> Result<ManifestRow, Refusal> {
         let recording = sample.recording().map_err(|(reason, detail)| refuse(reason, detail))?;
         let read = |member: &Member, reason: &'static str| {
             if member.size > LONGEST_TEXT {
                 return Err(refuse(reason, format!("{}: {} bytes", member.name, member.size)));
             }
-            let bytes = read_range(storage, &tar.path, member.offset, member.size);
+            let bytes = read_open_range(file, &tar.path, member.offset, member.size);
             bytes.map_err(|error| refuse(reason, error.to_string()))
         };
         let mut fields: Map<String, Value> = match sample.json {
@@ -216,10 +210,14 @@ impl Corpus for WebDataset {
             return Ok(());
         };
         check_version(storage, tar.look, &tar.path)?;
-        let listing = members(&tar.path).map_err(|error| ManifestError::io(&tar.path, error))?;
+        let failed = |error| ManifestError::io(&tar.path, error);
+        let mut file = open_input_file(storage, &tar.path)
+            .and_then(InputFile::for_jumps)
+            .map_err(failed)?;
+        let listing = tree::list_open_tar(&mut file).map_err(failed)?;
         for sample in group(&listing.last_of_each_name()) {
             let values = || serde_json::json!({ "key": sample.key, "members": sample.names() }).to_string();
-            take(None, self.row(storage, tar, &sample), &values)?;
+            take(None, self.row(&file, tar, &sample), &values)?;
         }
         if let tar::End::Cut(why) = &listing.end {
             let path = tar.path.display().to_string();

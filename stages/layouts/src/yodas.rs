@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -17,6 +18,8 @@ const NUMBER: usize = 8;
 pub struct Shard {
     pub text: PathBuf,
     audio: PathBuf,
+    /// The tar, if it is there.
+    tar: Option<PathBuf>,
 }
 
 /// Where a recording may be: files, a member of a tar, and the same as path and name, which are empty without a tar.
@@ -29,39 +32,42 @@ impl Shard {
 
     /// Where the recording `name.wav` may be.
     pub fn recording(&self, name: &str) -> Place {
-        let (tar, member) = (self.audio.with_extension("tar"), format!("{name}.wav"));
-        let (tar_path, tar_member_name) = match tar.to_str().filter(|_| tar.is_file()) {
+        let member = format!("{name}.wav");
+        let (tar_path, tar_member_name) = match self.tar.as_ref().and_then(|tar| tar.to_str()) {
             Some(path) => (path.to_owned(), member.clone()),
             None => Default::default(),
         };
-        let files = vec![self.audio.join(&member)];
-        let member = (!tar_path.is_empty()).then_some((tar, member));
+        let files = vec![tree::join(&self.audio, &member)];
+        let tar = self.tar.clone().filter(|_| !tar_path.is_empty());
+        let member = tar.map(|tar| (tar, member));
         (files, member, tar_path, tar_member_name)
     }
 }
 
 /// The shards of a folder, by their numbers.
-pub fn shards(root: &Path, ending: &str) -> Vec<Shard> {
-    let entries = entries_of(&root.join("text"));
+pub fn shards(storage: &Storage, root: &Path, ending: &str) -> Vec<Shard> {
+    let entries = entries_of(storage, &root.join("text"));
     let shard = |name: &String| {
         let number = name.strip_suffix(ending)?.strip_suffix('.')?;
         let is_number = number.len() == NUMBER && number.bytes().all(|byte| byte.is_ascii_digit());
+        let audio = root.join("audio").join(number);
         is_number.then(|| Shard {
             text: root.join("text").join(name),
-            audio: root.join("audio").join(number),
+            tar: Some(audio.with_extension("tar")).filter(|tar| tree::is_file(storage, tar)),
+            audio,
         })
     };
     entries.names.iter().filter_map(shard).collect()
 }
 
 /// Refuses shards whose recordings are not there, or in an archive that is packed.
-pub fn unpacked(root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
-    let missing = |shard: &&Shard| !shard.audio.is_dir() && !shard.audio.with_extension("tar").is_file();
+pub fn unpacked(storage: &Storage, root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
+    let missing = |shard: &&Shard| shard.tar.is_none() && !tree::is_folder(storage, &shard.audio);
     let Some(Shard { audio, .. }) = shards.iter().find(missing) else {
         return Ok(());
     };
     let packed = audio.with_extension("tar.gz");
-    let why = match packed.is_file() {
+    let why = match tree::is_file(storage, &packed) {
         true => format!("{} cannot be read at places: unpack it with gunzip", packed.display()),
         false => format!(
             "the recordings of its texts do not exist: {} or {0}.tar",
@@ -71,16 +77,15 @@ pub fn unpacked(root: &Path, shards: &[Shard]) -> Result<(), ManifestError> {
     Err(ManifestError::manifest(root, why))
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let Shard { text, .. } = shards(root, "txt").into_iter().next()?;
-    root.join("audio")
-        .is_dir()
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let Shard { text, .. } = shards(storage, root, "txt").into_iter().next()?;
+    tree::is_folder(storage, &root.join("audio"))
         .then(|| format!("text/{} beside audio", text.file_name().unwrap_or_default().display()))
 }
 
 /// The language of `hi000`, whose digits say how the subtitles were made, and which part it is.
 pub fn language_of(root: &Path) -> Option<String> {
-    let absolute = std::path::absolute(root).ok()?;
+    let absolute = tree::absolute(root);
     let lang = absolute
         .file_name()?
         .to_str()?
@@ -94,9 +99,9 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let shards = shards(root, "txt");
+    let shards = shards(storage, root, "txt");
     let files: Vec<PathBuf> = shards.iter().map(|shard| shard.text.clone()).collect();
-    unpacked(root, &shards)?;
+    unpacked(storage, root, &shards)?;
     let (common, lang) = (Common::of(settings), language_of(root));
     let row = move |file: usize, line: &str| {
         let (id, text) = line.trim_start().split_once([' ', '\t']).unwrap_or((line, ""));

@@ -7,6 +7,7 @@ use flow_corpus::ReadSettings;
 use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::names::unsafe_name;
+use flow_corpus::tree;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, Take};
 use flow_kind::{Partition, StageError, Storage, read_regular_file};
 use flow_storage::FileVersion;
@@ -25,10 +26,9 @@ struct Video {
     text: Map<String, Value>,
 }
 
-pub fn detect(_: &Storage, root: &Path) -> Option<String> {
-    let Shard { text, .. } = shards(root, "json").into_iter().next()?;
-    root.join("audio")
-        .is_dir()
+pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
+    let Shard { text, .. } = shards(storage, root, "json").into_iter().next()?;
+    tree::is_folder(storage, &root.join("audio"))
         .then(|| format!("text/{} beside audio", text.file_name().unwrap_or_default().display()))
 }
 
@@ -39,12 +39,12 @@ struct Yodas2 {
 }
 
 pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -> Result<Manifest, ManifestError> {
-    let shards = shards(root, "json");
-    unpacked(root, &shards)?;
+    let shards = shards(storage, root, "json");
+    unpacked(storage, root, &shards)?;
     let looked = |shard: Shard| {
         let failed = |error| ManifestError::io(&shard.text, error);
         let look = version_of(storage, &shard.text).map_err(failed)?;
-        if shard.text.metadata().map_err(failed)?.len() > LARGEST {
+        if look.size > LARGEST {
             return Err(ManifestError::manifest(
                 &shard.text,
                 format!("it has more than {LARGEST} bytes"),

@@ -97,6 +97,11 @@ impl Blocks {
         taken
     }
 
+    /// Whether the blocks of an object that are read are kept.
+    pub fn keeps(&self, url: &ObjectUrl, stat: &Stat, folder: &KeptFolder) -> bool {
+        self.takes(&folder_name(&version_of(url, stat)), stat.size, folder.limit)
+    }
+
     /// Fills `buffer` with the bytes at `offset` of an object, which has them.
     pub fn read(
         &self,

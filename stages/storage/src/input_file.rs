@@ -63,6 +63,20 @@ impl InputFile {
         }
     }
 
+    /// For one who jumps through all of a file, as from header to header of a tar: an object is read in blocks, if these are kept, or
+    /// else a copy without a name in [`Storage::cache_folder`].
+    ///
+    /// # Errors
+    /// When the object cannot be read, or the copy not written.
+    pub fn for_jumps(self) -> io::Result<InputFile> {
+        match self {
+            InputFile::Object(object) if !object.has_kept_blocks() => {
+                InputFile::Object(object).into_local().map(InputFile::Local)
+            }
+            other => Ok(other.in_blocks()),
+        }
+    }
+
     /// Asks for the bytes in `range` of an object, by one request; none of a file on this machine, whose bytes are at hand.
     ///
     /// # Errors
@@ -136,6 +150,7 @@ impl InputFile {
 pub fn is_file(storage: &Storage, path: &Path) -> io::Result<bool> {
     match Location::of_path(path) {
         Ok(Location::Local(path)) => Ok(path.is_file()),
+        Ok(Location::Object(url)) if url.key().is_empty() => Ok(false),
         Ok(Location::Object(url)) => Ok(storage.look(&url)?.is_some()),
         Err(_) => Ok(false),
     }

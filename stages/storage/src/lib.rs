@@ -23,6 +23,7 @@ mod counting_connector;
 mod error;
 mod evict;
 mod file_version;
+mod folder;
 mod hub_access;
 #[cfg(feature = "object-store")]
 mod hub_service;
@@ -43,6 +44,7 @@ pub use conditional::ObjectVersion;
 pub use counters::StorageCounts;
 pub use error::{StorageError, StorageFault};
 pub use file_version::{FileVersion, is_one_file};
+pub use folder::is_folder;
 pub use hub_access::{HubAccess, HubToken, origin};
 pub use input_file::{InputFile, is_file};
 pub use kept::Progress;

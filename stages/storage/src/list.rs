@@ -7,7 +7,7 @@ use futures::{StreamExt, TryStreamExt};
 
 use crate::client::{CUT_ANSWERS, Client, key_of, pause};
 use crate::error::{StorageError, StorageFault, is_cut};
-use crate::location::{ObjectUrl, Scheme};
+use crate::location::ObjectUrl;
 use crate::stat::Stat;
 
 /// Prefixes that are listed at the same time.
@@ -29,13 +29,11 @@ pub struct Folder {
 
 impl Client {
     fn can_list(&self, url: &ObjectUrl) -> Result<(), StorageError> {
-        match url.scheme() {
-            Scheme::Https | Scheme::Http => {
-                let said = "a web server's address cannot be listed; name files";
-                Err(StorageError::of(StorageFault::Unsupported, &url.to_string(), said))
-            }
-            _ => Ok(()),
+        if url.can_be_listed() {
+            return Ok(());
         }
+        let said = "a web server's address cannot be listed; name files";
+        Err(StorageError::of(StorageFault::Unsupported, &url.to_string(), said))
     }
 
     /// Whether an object can be named by a URL. One that cannot is left out of listings, which is noted.
@@ -75,6 +73,26 @@ impl Client {
         objects.retain(|entry| entry.url.key() != url.key());
         objects.sort_unstable_by(|a, b| a.url.cmp(&b.url));
         Ok(Folder { folders, objects })
+    }
+
+    /// Whether there is an object below `url`.
+    pub async fn has_any(&self, url: &ObjectUrl) -> Result<bool, StorageError> {
+        self.can_list(url)?;
+        let key = key_of(url)?;
+        let mut attempt = 0;
+        loop {
+            let mut stream = self.store.list(Some(&key));
+            match tokio::time::timeout(self.limits.whole(), stream.next()).await {
+                Err(_) => return Err(self.timed_out(url)),
+                Ok(None) => return Ok(false),
+                Ok(Some(Ok(_))) => return Ok(true),
+                Ok(Some(Err(error))) if is_cut(&error) && attempt < CUT_ANSWERS => {
+                    attempt += 1;
+                    pause(attempt).await;
+                }
+                Ok(Some(Err(error))) => return Err(self.fault(url, &error)),
+            }
+        }
     }
 
     /// All objects below `url`, in pages.

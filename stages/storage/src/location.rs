@@ -102,6 +102,11 @@ impl ObjectUrl {
         Some(self.with_key(self.key.rsplit_once('/').map_or("", |(parent, _)| parent)))
     }
 
+    /// Whether what is below it can be listed: what a web server has cannot.
+    pub fn can_be_listed(&self) -> bool {
+        !self.scheme.is_web()
+    }
+
     /// The key as it is called below a prefix; none where it is not below it.
     pub fn below(&self, prefix: &ObjectUrl) -> Option<&str> {
         if (self.scheme, &self.bucket) != (prefix.scheme, &prefix.bucket) {

@@ -89,6 +89,12 @@ impl ObjectReader {
         &self.storage
     }
 
+    /// Whether blocks of it are kept on this machine once they were read.
+    pub(crate) fn has_kept_blocks(&self) -> bool {
+        let folder = self.storage.kept();
+        folder.is_ok_and(|folder| self.storage.blocks().keeps(&self.url, &self.stat, &folder))
+    }
+
     pub(crate) fn is_in_blocks(&self) -> bool {
         self.in_blocks
     }

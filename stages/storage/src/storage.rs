@@ -261,6 +261,23 @@ impl Storage {
         Ok(entries)
     }
 
+    /// Remembers that an object has nothing below it, as a file has nothing: nobody asks for what is below it from now on.
+    pub fn remember_file(&self, url: &ObjectUrl) {
+        self.remembered().prefixes.push((url.clone(), Instant::now()));
+    }
+
+    /// What `of` finds in what is known of objects, if a listing of this process has all that are below `url`.
+    pub(crate) fn of_listing<T>(
+        &self,
+        url: &ObjectUrl,
+        of: impl FnOnce(&BTreeMap<ObjectUrl, Stat>, &ObjectUrl) -> T,
+    ) -> Option<T> {
+        let remembered = self.remembered();
+        let covers = |(prefix, _): &(ObjectUrl, Instant)| prefix == url || below(prefix, url);
+        let is_listed = remembered.prefixes.iter().any(covers);
+        is_listed.then(|| of(&remembered.stats, url))
+    }
+
     /// What is said of an object; none if it is not there. It may be from a listing of this process.
     ///
     /// # Errors

@@ -23,6 +23,8 @@ const DURATIONS: [(&str, f64); 4] = [
     ("audio_length_s", 1.0),
     ("duration_ms", 1e3),
 ];
+/// Columns of bytes that are recordings. Others may be texts, as old programs write them.
+const OF_RECORDINGS: [&str; 6] = ["audio", "audio_bytes", "speech", "wav", "flac", "mp3"];
 /// The key of the metadata.
 const METADATA: &str = "huggingface";
 
@@ -40,7 +42,7 @@ pub(super) struct Columns {
     pub(super) further: Vec<String>,
 }
 
-/// Whether a column holds recordings: a struct with `bytes`.
+/// Whether a column holds recordings: a struct with `bytes`, or bytes in a column that is called so.
 pub(super) fn is_audio(field: &Field) -> bool {
     let is_bytes = |data_type: &DataType| {
         matches!(
@@ -52,7 +54,7 @@ pub(super) fn is_audio(field: &Field) -> bool {
         DataType::Struct(fields) => fields
             .iter()
             .any(|field| field.name() == "bytes" && is_bytes(field.data_type())),
-        _ => false,
+        data_type => is_bytes(data_type) && OF_RECORDINGS.contains(&field.name().as_str()),
     }
 }
 

@@ -8,13 +8,16 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use flow_corpus::files::{Format, expand_braces};
+use flow_corpus::looks::version_of;
+use flow_corpus::tree;
 use flow_corpus::{Fetch, Layout, Manifest, ManifestError};
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
 use flow_kind::glob::path_fits;
+use flow_kind::read_regular_file;
 use flow_storage::{Location, Storage};
 use serde_yaml::Value;
 
-use super::{ReadSettings, config_and_split, missing_numbers, open_parquet_files};
+use super::{Listed, ReadSettings, config_and_split, missing_numbers, open_parquet_files};
 use crate::splits::chosen;
 
 /// The branch of converted files.
@@ -74,7 +77,7 @@ fn open_from(
     let listed = listed(hub, reference, &reference.repository, progress)?;
     let has_data = listed.files.iter().any(|file| is_data(file));
     let (taken, configs) = if has_data || reference.repository.revision != "main" {
-        let configs = configs(hub, reference, &listed, progress)?;
+        let configs = configs(storage, hub, reference, &listed, progress)?;
         (listed, configs)
     } else {
         let converted = HubReference {
@@ -124,6 +127,7 @@ fn open_from(
 
 /// The configurations that the README.md of a dataset declares; none where it has none.
 fn configs(
+    storage: &Storage,
     hub: &Hub,
     reference: &DatasetReference,
     dataset: &DatasetFiles,
@@ -134,8 +138,62 @@ fn configs(
     }
     let readme = fetched(hub, reference, dataset, &["README.md"], progress)?;
     let root = reference.to_string();
-    let declared = readme.first().map(|path| declared(path, Path::new(&root)));
+    let declared = readme.first().map(|path| declared(storage, path, Path::new(&root)));
     Ok(declared.transpose()?.unwrap_or_default())
+}
+
+/// The files that the README.md of a folder declares, of `all` that are in it, and the configuration for the log; none if there is no
+/// README.md, or it declares several configurations and none as the default. A split that was not downloaded is none.
+///
+/// # Errors
+/// Where README.md cannot be understood, or a file of a split is there and another one that is declared is not.
+pub(super) fn declared_in_folder(
+    storage: &Storage,
+    root: &Path,
+    all: &[Listed],
+) -> Result<Option<(Vec<Listed>, String)>, ManifestError> {
+    let readme = root.join("README.md");
+    if !tree::is_file(storage, &readme) {
+        return Ok(None);
+    }
+    let mut configs = declared(storage, &readme, root)?;
+    let names: Vec<(&str, bool)> = configs
+        .iter()
+        .map(|config| (config.name.as_str(), config.is_default))
+        .collect();
+    let Ok(place) = one_of(&names, None, root) else {
+        return Ok(None);
+    };
+    let mut config = configs.swap_remove(place);
+    let below = |file: &Listed| Some(file.path.strip_prefix(root).ok()?.to_str()?.to_owned());
+    let files: Vec<String> = all.iter().filter_map(below).collect();
+    if let Some(patterns) = &mut config.patterns {
+        let has_files = |patterns: Vec<(String, String)>| {
+            let one = Config {
+                name: config.name.clone(),
+                is_default: true,
+                folder: config.folder.clone(),
+                patterns: Some(patterns),
+            };
+            files_of(&files, &[one], None, root).is_ok()
+        };
+        let there: BTreeSet<String> = patterns
+            .iter()
+            .filter(|pattern| has_files(vec![(*pattern).clone()]))
+            .map(|(split, _)| split.clone())
+            .collect();
+        patterns.retain(|(split, _)| there.contains(split));
+        if patterns.is_empty() {
+            return Ok(None);
+        }
+    }
+    let (told, found) = files_of(&files, &[config], None, root)?;
+    let listed = found.into_iter().map(|file| Listed {
+        path: root.join(file.path),
+        config: String::new(),
+        split: file.split,
+    });
+    Ok(Some((listed.collect(), told)))
 }
 
 /// Refuses settings that contradict a dataset of the hub.
@@ -224,15 +282,15 @@ fn others(files: &[String]) -> String {
 }
 
 /// The configurations in the header of a README.md; none without a header, or where it declares none.
-fn declared(readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
+fn declared(storage: &Storage, readme: &Path, root: &Path) -> Result<Vec<Config>, ManifestError> {
     let failed = |error| ManifestError::io(readme, error);
-    if std::fs::metadata(readme).map_err(failed)?.len() > LONGEST_README {
+    if version_of(storage, readme).map_err(failed)?.size > LONGEST_README {
         return Err(ManifestError::manifest(
             root,
             format!("its README.md has more than {LONGEST_README} bytes"),
         ));
     }
-    let bytes = std::fs::read(readme).map_err(failed)?;
+    let bytes = read_regular_file(storage, readme).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
     let Some(header) = header(&text) else {
         return Ok(Vec::new());
