@@ -113,7 +113,9 @@ fn report(found: &flow_transcription::alignment::Aligned) {
     let not_spelled = found.words_not_spelled();
     if not_spelled > 0 {
         let words = plural(not_spelled as u64, "word");
-        tell(&format!("{words} without a letter that the model knows: their times are unknown"));
+        tell(&format!(
+            "{words} without a letter that the model knows: their times are unknown"
+        ));
     }
     for words in found.not_said.iter().take(MOST_TOLD) {
         tell(&format!("not said, at {:.2} s: {}", words.at, words.text));

@@ -18,7 +18,7 @@ pub enum ManifestError {
     Languages(String),
     #[error("pattern of tags: {0}")]
     Tags(#[from] regex::Error),
-    #[error("{}: {source}", path.display())]
+    #[error("{}", at(path, source))]
     Io { path: PathBuf, source: std::io::Error },
     #[error(transparent)]
     Arrow(#[from] arrow::error::ArrowError),
@@ -105,5 +105,33 @@ impl From<ManifestError> for StageError {
             }
             other => StageError::failed(other),
         }
+    }
+}
+
+/// An error with the path in front of it, but where it names its URL itself, as errors of object storage do.
+pub(crate) fn at(path: &Path, error: &std::io::Error) -> String {
+    let (path, error) = (path.display().to_string(), error.to_string());
+    match error.strip_prefix(&path).is_some_and(|rest| rest.starts_with(':')) {
+        true => error,
+        false => format!("{path}: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_its_place_once() {
+        let at = |path: &str, error: &str| at(Path::new(path), &std::io::Error::other(error.to_owned()));
+        assert_eq!(
+            at("s3://b/a.flac", "s3://b/a.flac: permission denied"),
+            "s3://b/a.flac: permission denied"
+        );
+        assert_eq!(
+            at("s3://b/a", "s3://b/a.flac: permission denied"),
+            "s3://b/a: s3://b/a.flac: permission denied"
+        );
+        assert_eq!(at("a.flac", "it is empty"), "a.flac: it is empty");
     }
 }

@@ -11,6 +11,7 @@ use flow_kind::StageError;
 use flow_storage::{Storage, is_file, is_url};
 use unicode_normalization::UnicodeNormalization;
 
+use crate::error::at;
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use crate::tree::list_tar;
 
@@ -204,7 +205,7 @@ fn shown(seconds: f64) -> String {
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> StageError {
-    StageError::failed(format!("{}: {error}", path.display()))
+    StageError::failed(at(path, error))
 }
 
 /// A file whose path differs only by the form in which Unicode writes its letters: `é` as one letter, or as two.

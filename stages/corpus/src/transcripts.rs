@@ -10,6 +10,7 @@ use flow_storage::{Storage, is_url};
 
 use crate::ManifestError;
 use crate::decoded_text::DecodedText;
+use crate::error::at;
 use crate::manifest_row::{Refusal, refuse};
 use crate::tree;
 
@@ -26,7 +27,7 @@ const LARGEST_LIST: u64 = 1 << 30;
 /// Where it is not there, too long, or not UTF-8. See [`tree::answered`].
 pub fn transcript(storage: &Storage, path: &Path) -> Result<String, Refusal> {
     let missing = |error: std::io::Error| {
-        let refusal = refuse("missing_text", format!("{}: {error}", path.display()));
+        let refusal = refuse("missing_text", at(path, &error));
         if error.kind() != std::io::ErrorKind::PermissionDenied {
             tree::or_note::<()>(path, Err(error));
         }

@@ -247,7 +247,7 @@ fn folders_of_libri_speech_are_splits() {
         assert!(reasons(&output).is_empty());
     }
     let told = opened(&of("")).decision().unwrap();
-    assert!(told.contains("`train-clean-100`, `train-other-500` is read"), "{told}");
+    assert!(told.contains("reading `train-clean-100`, `train-other-500`"), "{told}");
     assert!(failure(of("x")).contains("no split \"x\""));
     // A folder of one split has no others.
     let one = ReadSettings {

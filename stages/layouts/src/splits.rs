@@ -95,8 +95,7 @@ pub fn chosen<N: AsRef<str>>(
     let mut read: Vec<&str> = found.iter().map(|place| all[*place]).collect();
     read.sort_unstable();
     read.dedup();
-    let told =
-        (distinct.len() > 1).then(|| format!("of the splits {} `{}` is read", distinct.join(", "), read.join("`, `")));
+    let told = (distinct.len() > 1).then(|| format!("splits {}; reading `{}`", distinct.join(", "), read.join("`, `")));
     Ok((found, told))
 }
 
@@ -135,7 +134,7 @@ mod tests {
         let three = ["dev", "test", "train"];
         assert_eq!(
             chosen(&three, ""),
-            (vec![2], "of the splits dev, test, train `train` is read".into())
+            (vec![2], "splits dev, test, train; reading `train`".into())
         );
         assert_eq!(chosen(&three, "validation").0, [0]);
         assert_eq!(chosen(&three, "all").0, [0, 1, 2]);

@@ -20,6 +20,7 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use percent_encoding::percent_decode_str;
 use s3s::Body;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -387,8 +388,9 @@ impl hyper::body::Body for PacedBody {
     }
 }
 
-/// Whether the path of a request is that of a folder in a bucket. Names that are percent-encoded are taken for those of files.
+/// Whether the path of a request is that of a folder in a bucket.
 fn is_folder(root: &Path, path: &str) -> bool {
+    let path = percent_decode_str(path).decode_utf8_lossy();
     let name = path.trim_matches('/');
     name.contains('/') && root.join(name).is_dir()
 }
