@@ -372,6 +372,11 @@ pub(super) fn chosen_files(
     let splits: Vec<&str> = all.iter().map(|file| file.split.as_str()).collect();
     let (places, told) = chosen(&splits, &settings.split, root)?;
     let files: Vec<Listed> = places.into_iter().map(|place| all[place].clone()).collect();
+    configs.retain(|config| files.iter().all(|file| file.config != *config));
+    let without = match configs.is_empty() {
+        true => String::new(),
+        false => format!("; configurations without that split: {}", configs.join(", ")),
+    };
     let missing = match missing_numbers(files.iter().map(|file| file.path.as_path())) {
         Some(missing) => format!("; {missing}"),
         None => String::new(),
@@ -388,7 +393,7 @@ pub(super) fn chosen_files(
     };
     Ok((
         files,
-        told.map_or_else(String::new, |told| format!("; {told}")) + &missing + partial,
+        told.map_or_else(String::new, |told| format!("; {told}")) + &without + &missing + partial,
     ))
 }
 

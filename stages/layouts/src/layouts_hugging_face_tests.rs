@@ -71,6 +71,16 @@ fn data_sets_of_hugging_face_are_read_where_they_are() {
     let stem = "train-00001-of-00003";
     let of = |folder: &str| [0, 1].map(|number| format!("{folder}/{stem}/{number}"));
     assert_eq!(names, [of("hindi"), of("ta")].concat());
+    // A language without the split that is read is named.
+    fs::create_dir(folder.path().join("bn")).unwrap();
+    let to = folder.path().join("bn/valid-00000-of-00001.parquet");
+    fs::copy(data("hub/data/test-00000-of-00001.parquet"), &to).unwrap();
+    let decision = opened(&settings(folder.path())).decision().unwrap();
+    assert!(
+        decision.contains("reading `train`; configurations without that split: bn"),
+        "{decision}"
+    );
+    fs::remove_dir_all(folder.path().join("bn")).unwrap();
     fs::rename(folder.path().join("ta"), folder.path().join("clean")).unwrap();
     assert!(failure(settings(folder.path())).contains("several configurations: clean, hindi"));
     // Both splits have a file of one name.

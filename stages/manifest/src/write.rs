@@ -1,6 +1,6 @@
 //! The kind `manifest.write`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,23 +76,6 @@ impl Kind for Write {
     }
 
     fn open(settings: &WriteSettings, context: &Context) -> Result<Body, StageError> {
-        for input in context.inputs.iter() {
-            let mut others = place_columns::others(&input.schema);
-            if settings.format == Format::Huggingface && with_extra(&input.schema) {
-                others.push(EXTRA);
-            }
-            others.retain(|name| {
-                !FOR_STAGES.contains(name) && !settings.extra_columns.iter().any(|further| further == name)
-            });
-            if !others.is_empty() {
-                context.events.send(Event::note(format!(
-                    "{}: columns of `{}` that its manifest does not have: {}; `extra_columns` writes those that it names",
-                    context.stage,
-                    input.name,
-                    others.join(", ")
-                )));
-            }
-        }
         let given = FILES
             .iter()
             .filter_map(|file| Some((*file, context.input(file.0)?.clone())));
@@ -200,6 +183,7 @@ impl Export for Writer {
     }
 
     fn write(&mut self, set: &mut ExportSet) -> Result<(), StageError> {
+        self.note_left_out();
         let WriteSettings { audio, out, .. } = &self.settings;
         let (inputs, rejects) = (&self.inputs, &self.rejects);
         let rows: u64 = inputs.iter().map(Artifact::rows).sum();
@@ -289,6 +273,31 @@ fn all_refused(rejects: &RejectSet) -> String {
 }
 
 impl Writer {
+    /// Reports columns of the rows that are not written.
+    fn note_left_out(&self) {
+        let WriteSettings {
+            format, extra_columns, ..
+        } = &self.settings;
+        let mut left_out = BTreeSet::new();
+        for input in &self.inputs {
+            let others = place_columns::others(input.schema());
+            let extra = (*format == Format::Huggingface && with_extra(input.schema())).then_some(EXTRA);
+            let columns = others
+                .into_iter()
+                .chain(extra)
+                .filter(|name| !FOR_STAGES.contains(name));
+            left_out.extend(columns.filter(|name| extra_columns.iter().all(|further| further != name)));
+        }
+        if !left_out.is_empty() {
+            let names: Vec<&str> = left_out.into_iter().collect();
+            self.events.send(Event::note(format!(
+                "{}: columns that are not written: {}; name them in `extra_columns` to write them",
+                self.stage,
+                names.join(", ")
+            )));
+        }
+    }
+
     /// The inputs that are splits of a dataset, and the names of these.
     fn splits(&self) -> Vec<(&'static str, &Artifact)> {
         let named = |wanted: &str, split| {

@@ -704,7 +704,7 @@ configs:
         let plain = ReadSettings::default();
         let manifest = open("hf://datasets/o/n/hi", &plain).unwrap();
         let decision = manifest.decision().unwrap();
-        for part in ["commit abcdef012345", "configuration `hi` of 2", "`train` is read"] {
+        for part in ["commit abcdef012345", "configuration `hi` of 2", "reading `train`"] {
             assert!(decision.contains(part), "{decision}");
         }
         assert_eq!(manifest.names().len(), 1);
