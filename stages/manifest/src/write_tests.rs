@@ -167,7 +167,7 @@ fn further_columns_are_written_where_they_are_named() {
         .filter(|event| matches!(event, Event::Note { .. }))
         .collect();
     assert!(
-        matches!(notes[..], [Event::Note { message }] if message.contains("rate, list;")),
+        matches!(notes[..], [Event::Note { message }] if message.contains("written: list, rate;")),
         "{notes:?}"
     );
     for (columns, said) in [
