@@ -22,14 +22,14 @@ thread_local! {
     static UNANSWERED: RefCell<Option<ManifestError>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, whose questions about files are answered by "no" if storage does not say.
+/// Runs `work`, whose questions about files are answered by "no" if storage does not say. Calls may be nested; each reports its own.
 ///
 /// # Errors
 /// The first question that storage did not answer: what is there must not be taken for missing.
 pub fn answered<T>(work: impl FnOnce() -> T) -> Result<T, ManifestError> {
-    UNANSWERED.set(None);
+    let of_outer = UNANSWERED.take();
     let done = work();
-    UNANSWERED.take().map_or(Ok(done), Err)
+    UNANSWERED.replace(of_outer).map_or(Ok(done), Err)
 }
 
 /// The answer, or that of something which is not there. A question about an object that was not answered is noted.
@@ -205,6 +205,19 @@ pub fn list_head_of_tar(storage: &Storage, path: &Path) -> Option<Listing> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_inner_question_hides_no_outer_one() {
+        let ask = |what: &str| or_note::<()>(Path::new("s3://b/c"), Err(io::Error::other(what.to_owned())));
+        let outer = answered(|| {
+            ask("outer");
+            let inner = answered(|| ask("inner"));
+            assert!(inner.unwrap_err().to_string().contains("inner"));
+            assert!(answered(|| ()).is_ok());
+        });
+        assert!(outer.unwrap_err().to_string().contains("outer"));
+        assert!(answered(|| ()).is_ok());
+    }
 
     #[test]
     fn paths_below_a_prefix_are_keys() {
