@@ -115,9 +115,9 @@ pub struct Output {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl<K: Kind> Harness<K> {
-    pub fn new(settings: K::Settings) -> Self {
+    pub fn new(settings: impl Into<K::Settings>) -> Self {
         Harness {
-            settings,
+            settings: settings.into(),
             inputs: Vec::new(),
             rejects: Vec::new(),
             scratch: std::env::temp_dir().join(format!("flow-harness-{}", std::process::id())),
@@ -132,7 +132,9 @@ impl<K: Kind> Harness<K> {
     pub fn from_yaml(with: &str) -> Result<Self, StageError> {
         let wrong = |error: flow_spec::yaml::TypedError| StageError::setting(error.steps.to_string(), &error.message);
         let value = flow_spec::yaml::parse_text(with).map_err(|error| StageError::setting("", error))?;
-        Ok(Harness::new(flow_spec::yaml::typed(&value).map_err(wrong)?))
+        Ok(Harness::new(
+            flow_spec::yaml::typed::<K::Settings>(&value).map_err(wrong)?,
+        ))
     }
 
     /// Gives an input under the name that `from: {name: ...}` would use.

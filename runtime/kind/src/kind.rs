@@ -40,6 +40,7 @@ pub trait Kind: Send + Sync + 'static {
     /// Settings (of the first level, with all below them) whose texts may be URLs. A URL in any other setting is refused: it
     /// would be taken for the path of a folder called `s3:`.
     const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[];
+    /// Plain data. [`WithShared`](crate::WithShared) adds what checks and bodies read once and share.
     type Settings: DeserializeOwned + Serialize + schemars::JsonSchema + Clone + Send + Sync + 'static;
 
     /// Ports, schemas and how the stage takes part in a run. Pure: reads no data, so that `flow check`

@@ -10,6 +10,7 @@ pub mod out;
 pub mod output_files;
 pub mod registry;
 mod url_settings;
+mod with_shared;
 
 pub use flow_base::{
     available_memory, digest, error, escape, event, failpoints, full_disk, glob, partition, reject, row_number, secret,
@@ -45,3 +46,4 @@ pub use reject::{Reject, RejectClass, UNREADABLE};
 pub use row_number::ROW;
 pub use secret::Secret;
 pub use store::{Artifact, ExportFile, ExportSet, FileRange, PartOfRejects, RejectSet};
+pub use with_shared::WithShared;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_kind::{ReadOnce, StageError};
+use flow_kind::StageError;
 use flow_text::language_tag::is_language;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use crate::Layout;
 use crate::column_names::renamed;
 use crate::files::Format;
-use crate::manifest::Manifest;
 use crate::places::{Places, leads_through_link};
 use crate::quoting::Quoting;
 use crate::row_rules::{Regions, RowRules};
@@ -172,9 +171,6 @@ pub struct ReadSettings {
     pub source: String,
     /// Check that each recording exists and is long enough for its row, and reject the row if not.
     pub check_audio: bool,
-    /// The manifest, while it is read; not a setting.
-    #[serde(skip)]
-    pub opened: ReadOnce<Manifest>,
 }
 
 impl Default for ReadSettings {
@@ -196,7 +192,6 @@ impl Default for ReadSettings {
             max_duration: None,
             source: "manifest".into(),
             check_audio: true,
-            opened: ReadOnce::default(),
         }
     }
 }

@@ -557,7 +557,7 @@ fn words_are_counted_in_the_train_rows() {
     let folder = tempfile::tempdir().unwrap();
     let heard = forty(false);
     let settings = json!({ "out": folder.path().join("report"), "training_counts": [1, 2], "normalize": "keep_marks" });
-    Harness::<EvaluationReport>::new(serde_json::from_value(settings).unwrap())
+    Harness::<EvaluationReport>::new(serde_json::from_value::<ReportSettings>(settings).unwrap())
         .input("heard", heard.schema())
         .input("train", train.schema())
         .feed("heard", "all", heard)

@@ -10,8 +10,8 @@ use flow_corpus::rows::Rows;
 use flow_corpus::{Manifest, ManifestError, ReadSettings, read_schema};
 use flow_kind::event::Event;
 use flow_kind::{
-    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress, Shape,
-    Source, SourcePartition, StageError,
+    Body, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port, Progress,
+    ReadOnce, Shape, Source, SourcePartition, StageError, WithShared,
 };
 
 use crate::opening::{dataset, open};
@@ -34,9 +34,10 @@ impl Kind for Read {
         ("tars", flow_kind::UrlUse::Read),
         ("source", flow_kind::UrlUse::Text),
     ];
-    type Settings = ReadSettings;
+    /// Shared: the manifest, while it is read.
+    type Settings = WithShared<ReadSettings, ReadOnce<Manifest>>;
 
-    fn shape(settings: &ReadSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError> {
         let port = |schema| vec![Port::new("rows", schema)];
         if !settings.manifest.is_empty() {
             settings.check_durations()?;
@@ -61,7 +62,7 @@ impl Kind for Read {
         }
     }
 
-    fn sources(settings: &ReadSettings) -> Vec<(&'static str, PathBuf)> {
+    fn sources(settings: &Self::Settings) -> Vec<(&'static str, PathBuf)> {
         let patterns = [("manifest", &settings.manifest), ("tars", &settings.tars)];
         // What the hub has is not a file that must exist here.
         let of_hub = settings.manifest.starts_with("hf://");
@@ -77,20 +78,20 @@ impl Kind for Read {
             .collect()
     }
 
-    fn open(settings: &ReadSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         Ok(if settings.manifest.is_empty() {
             Body::Local(Box::new(PassOn))
         } else {
             Body::Source(Box::new(Reader {
                 settings: settings.clone(),
                 context: context.clone(),
-                manifest: settings.opened.held(&settings.name()),
+                manifest: settings.shared.held(&settings.name()),
             }))
         })
     }
 
     /// Paths are part of the output, so they count.
-    fn identity(settings: &ReadSettings) -> serde_json::Value {
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
         if settings.manifest.is_empty() {
             return serde_json::json!({"from": "input"});
         }
@@ -113,7 +114,7 @@ impl Operator for PassOn {
 }
 
 struct Reader {
-    settings: ReadSettings,
+    settings: WithShared<ReadSettings, ReadOnce<Manifest>>,
     context: Context,
     manifest: Option<Arc<Manifest>>,
 }
@@ -132,7 +133,7 @@ impl Reader {
             })
         };
         let manifest = settings
-            .opened
+            .shared
             .get(&settings.name(), opened)
             .map_err(|error| match error {
                 error @ (ManifestError::Manifest { .. } | ManifestError::Parquet { .. } | ManifestError::Io { .. }) => {
@@ -163,7 +164,7 @@ impl Source for Reader {
         }
         let manifest = self.manifest()?;
         // Not needed any more when the workers have finished.
-        self.settings.opened.forget();
+        self.settings.shared.forget();
         let mut recordings = Recordings::new(&self.context.storage, self.settings.check_audio);
         let mut rows = Rows::new(out, &mut recordings).with_rules(self.settings.row_rules());
         manifest.read(&self.context.storage, partition, &mut rows)?;

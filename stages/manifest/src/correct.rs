@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Field, Float64Type, Int64Type, Schema, SchemaRe
 use flow_corpus::columns::{self, expect};
 use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
-    Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, Source, SourcePartition, StageError,
+    Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, Source, SourcePartition, StageError, WithShared,
 };
 use flow_text::language_tag::tag_of;
 use schemars::JsonSchema;
@@ -291,17 +291,11 @@ fn each_text(corrections: &Artifact, mut each: impl FnMut(u64, &str, Option<&str
 pub struct CorrectSettings {
     /// The column of the text.
     pub column: String,
-    /// The corrections by segment; not a setting.
-    #[serde(skip)]
-    pub by_segment: ReadOnce<BySegment>,
 }
 
 impl Default for CorrectSettings {
     fn default() -> Self {
-        CorrectSettings {
-            column: TEXT.into(),
-            by_segment: ReadOnce::default(),
-        }
+        CorrectSettings { column: TEXT.into() }
     }
 }
 
@@ -318,9 +312,10 @@ impl Kind for Correct {
         InputPort::whole("corrections", "corrections of texts, the last of a segment last").columns(OF_CORRECTIONS),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows that are not bad, with the new texts")];
-    type Settings = CorrectSettings;
+    /// Shared: the corrections.
+    type Settings = WithShared<CorrectSettings, ReadOnce<BySegment>>;
 
-    fn shape(settings: &CorrectSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError> {
         let rows = inputs.required("rows")?;
         expect(rows, &settings.column, &DataType::Utf8)?;
         expect(inputs.required("corrections")?, BAD.0, &BAD.1)?;
@@ -328,7 +323,7 @@ impl Kind for Correct {
         Ok(Shape::local(vec![port]))
     }
 
-    fn open(settings: &CorrectSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Corrector {
             schema: text_last(&context.inputs.required("rows")?.schema, &settings.column),
             settings: settings.clone(),
@@ -347,7 +342,7 @@ fn text_last(schema: &SchemaRef, column: &str) -> SchemaRef {
 
 struct Corrector {
     schema: SchemaRef,
-    settings: CorrectSettings,
+    settings: WithShared<CorrectSettings, ReadOnce<BySegment>>,
     context: Context,
     corrections: Option<Arc<BySegment>>,
 }
@@ -359,7 +354,7 @@ impl Corrector {
             return Ok(Arc::clone(corrections));
         }
         let corrections = self.context.required("corrections")?;
-        let by_segment = self.settings.by_segment.get(&corrections.digest().to_hex(), || {
+        let by_segment = self.settings.shared.get(&corrections.digest().to_hex(), || {
             let mut by_segment = BySegment::new();
             each_text(corrections, |_, id, text, bad| {
                 by_segment.insert(id.to_string(), (text.map(str::to_string), bad));

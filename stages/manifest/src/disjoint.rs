@@ -9,7 +9,7 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type, SchemaRef};
 use flow_kind::{
     Artifact, Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    ReadOnce, Shape, Source, SourcePartition, StageError,
+    ReadOnce, Shape, Source, SourcePartition, StageError, WithShared,
 };
 use flow_text::language_tag::untagged;
 use flow_text::normalize::norm_text;
@@ -52,9 +52,6 @@ const SHARED: [&str; 3] = ["segment", "text", "recording"];
 pub struct DisjointSettings {
     /// Continue with a warning instead of an error.
     pub allow_overlap: bool,
-    /// Whether the rows were compared; not a setting.
-    #[serde(skip)]
-    pub compared: ReadOnce<()>,
 }
 
 pub struct Disjoint;
@@ -72,9 +69,10 @@ impl Kind for Disjoint {
             .columns(&[("segment_id", ColumnType::Text), ("text", ColumnType::Text)]),
     ];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of validation, as they came")];
-    type Settings = DisjointSettings;
+    /// Shared: whether the rows were compared.
+    type Settings = WithShared<DisjointSettings, ReadOnce<()>>;
 
-    fn shape(_: &DisjointSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+    fn shape(_: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError> {
         let val = inputs.required("val")?;
         let port = Port::new("rows", val.schema.clone());
         Ok(Shape {
@@ -84,7 +82,7 @@ impl Kind for Disjoint {
         })
     }
 
-    fn open(settings: &DisjointSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(Comparer {
             settings: settings.clone(),
             context: context.clone(),
@@ -93,7 +91,7 @@ impl Kind for Disjoint {
 }
 
 struct Comparer {
-    settings: DisjointSettings,
+    settings: WithShared<DisjointSettings, ReadOnce<()>>,
     context: Context,
 }
 
@@ -102,7 +100,7 @@ impl Comparer {
     fn compare(&self) -> Result<(), StageError> {
         let (val, train) = (self.context.required("val")?, self.context.required("train")?);
         let of = format!("{} {}", val.digest().to_hex(), train.digest().to_hex());
-        self.settings.compared.get(&of, || {
+        self.settings.shared.get(&of, || {
             let Some(found) = overlap(val, train)? else {
                 return Ok(());
             };

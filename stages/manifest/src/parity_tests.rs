@@ -106,9 +106,10 @@ impl Stages {
     fn run<K: Kind>(&mut self, name: &str) {
         let stage = self.pipeline.stages.iter().find(|stage| stage.name == name).unwrap();
         assert_eq!(stage.uses, K::NAME);
-        let mut harness =
-            Harness::<K>::new(yaml::typed(&stage.with).unwrap_or_else(|e| panic!("{name}: {}", e.message)))
-                .id_column("segment_id");
+        let mut harness = Harness::<K>::new(
+            yaml::typed::<K::Settings>(&stage.with).unwrap_or_else(|e| panic!("{name}: {}", e.message)),
+        )
+        .id_column("segment_id");
         for edge in &stage.from {
             // The pipeline is not checked, and nothing ran of stages that are switched off.
             let made = edge.choices().find_map(|choice| {

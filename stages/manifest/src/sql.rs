@@ -14,7 +14,7 @@ use flow_corpus::ManifestError;
 use flow_corpus::columns;
 use flow_kind::{
     Artifact, Body, Conservation, Context, Input, InputCount, InputPort, Inputs, Kind, Operator, Out, OutputPort,
-    Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError,
+    Partition, Port, Progress, ROW, ReadOnce, RejectClass, Shape, StageError, WithShared,
 };
 use flow_storage::Storage;
 use flow_text::normalize::{TextRules, TextSettings};
@@ -105,16 +105,20 @@ pub struct SqlSettings {
     /// Most seconds that the SQL may take for one partition. A query that takes longer ends the run with an error.
     #[serde(default)]
     pub timeout: Option<f64>,
-    /// Reads `languages`; not a setting.
-    #[serde(skip)]
-    pub storage: Storage,
-    /// The table of `languages`; not a setting.
-    #[serde(skip)]
-    pub table: ReadOnce<Languages>,
-    /// The rows of the inputs that are read whole; not a setting.
-    #[serde(skip)]
-    pub held: ReadOnce<Vec<Option<Vec<RecordBatch>>>>,
 }
+
+/// What the workers of a stage share.
+#[derive(Clone, Debug, Default)]
+pub struct SqlShared {
+    storage: Storage,
+    /// The table that `languages` names.
+    languages: ReadOnce<Languages>,
+    /// The rows of the inputs that are read whole.
+    whole: ReadOnce<WholeInputs>,
+}
+
+/// By input, all its rows, if it is read whole.
+type WholeInputs = Vec<Option<Vec<RecordBatch>>>;
 
 /// A condition under which a row is refused.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -160,9 +164,9 @@ impl Kind for Sql {
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the columns that the query selects")];
     const SQL_SETTINGS: &'static [&'static str] = &["query", "join", "when", "detail"];
     const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("languages", flow_kind::UrlUse::Read)];
-    type Settings = SqlSettings;
+    type Settings = WithShared<SqlSettings, SqlShared>;
 
-    fn shape(settings: &SqlSettings, inputs: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings.time_limit()?;
         let plans = Plans::new(settings, inputs)?;
         // The schema metadata of the first input is passed on: for example how micro-batches were made.
@@ -181,11 +185,11 @@ impl Kind for Sql {
         })
     }
 
-    fn set_storage(settings: &mut SqlSettings, storage: &Storage) {
-        settings.storage = storage.clone();
+    fn set_storage(settings: &mut Self::Settings, storage: &Storage) {
+        settings.shared.storage = storage.clone();
     }
 
-    fn open(settings: &SqlSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         let plans = Plans::new(settings, &context.inputs)?;
         Ok(Body::Local(Box::new(Transformer {
             plans: Arc::new(plans),
@@ -193,13 +197,13 @@ impl Kind for Sql {
             time_limit: settings.time_limit()?,
             gives_up: Box::new(context.gives_up()),
             inputs: context.inputs.iter().map(|input| input.name.clone()).collect(),
-            whole: settings.whole_rows(context)?,
+            whole: settings.shared.whole_rows(context)?,
             waiting: HashMap::new(),
         })))
     }
 
     /// SQL in its parsed form, independent of layout; the language table by its contents, where it is used.
-    fn identity(settings: &SqlSettings) -> serde_json::Value {
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
         let (query, _) = normal_query(&settings.query);
         let join = settings.join.as_deref().map(|join| normal_query(join).0);
         let rejects: Vec<serde_json::Value> = settings
@@ -215,7 +219,7 @@ impl Kind for Sql {
                 .texts()
                 .any(|text| text.to_ascii_lowercase().contains(function))
         };
-        let languages = uses("correct_language").then(|| match settings.languages() {
+        let languages = uses("correct_language").then(|| match settings.shared.languages(settings) {
             Ok(languages) => languages.digest(),
             Err(error) => error.to_string(), // Nothing runs with it: `shape` fails with the same error.
         });
@@ -236,41 +240,6 @@ impl SqlSettings {
             }
             seconds => Ok(seconds.map(Duration::from_secs_f64)),
         }
-    }
-
-    fn languages(&self) -> Result<Arc<Languages>, ManifestError> {
-        match &self.languages {
-            Some(path) => self
-                .table
-                .get(&path.to_string_lossy(), || Languages::from_file(&self.storage, path)),
-            None => Ok(Languages::shipped()),
-        }
-    }
-
-    /// By input, the rows of those that are read whole. Read once for all workers.
-    fn whole_rows(&self, context: &Context) -> Result<Arc<Vec<Option<Vec<RecordBatch>>>>, StageError> {
-        let artifacts: BTreeMap<&str, &Artifact> = context
-            .whole("tables")
-            .map(|(input, artifact)| (input.name.as_str(), artifact))
-            .collect();
-        let of: Vec<String> = artifacts.values().map(|artifact| artifact.digest().to_hex()).collect();
-        self.held.get(&of.join(" "), || {
-            let rows = |input: &Input| -> Result<Option<Vec<RecordBatch>>, StageError> {
-                let Some(artifact) = artifacts.get(input.name.as_str()) else {
-                    return Ok(None);
-                };
-                let mut batches = Vec::new();
-                for batch in artifact.batches(None) {
-                    let (_, mut batch) = batch?;
-                    if let Ok(row) = batch.schema().index_of(ROW) {
-                        batch.remove_column(row);
-                    }
-                    batches.push(batch);
-                }
-                Ok(Some(batches))
-            };
-            context.inputs.iter().map(rows).collect()
-        })
     }
 
     /// The inputs as SQL sees them: those that are read whole without `_row`.
@@ -314,6 +283,43 @@ impl SqlSettings {
     }
 }
 
+impl SqlShared {
+    fn languages(&self, settings: &SqlSettings) -> Result<Arc<Languages>, ManifestError> {
+        match &settings.languages {
+            Some(path) => self
+                .languages
+                .get(&path.to_string_lossy(), || Languages::from_file(&self.storage, path)),
+            None => Ok(Languages::shipped()),
+        }
+    }
+
+    /// By input, the rows of those that are read whole. Read once for all workers.
+    fn whole_rows(&self, context: &Context) -> Result<Arc<WholeInputs>, StageError> {
+        let artifacts: BTreeMap<&str, &Artifact> = context
+            .whole("tables")
+            .map(|(input, artifact)| (input.name.as_str(), artifact))
+            .collect();
+        let of: Vec<String> = artifacts.values().map(|artifact| artifact.digest().to_hex()).collect();
+        self.whole.get(&of.join(" "), || {
+            let rows = |input: &Input| -> Result<Option<Vec<RecordBatch>>, StageError> {
+                let Some(artifact) = artifacts.get(input.name.as_str()) else {
+                    return Ok(None);
+                };
+                let mut batches = Vec::new();
+                for batch in artifact.batches(None) {
+                    let (_, mut batch) = batch?;
+                    if let Ok(row) = batch.schema().index_of(ROW) {
+                        batch.remove_column(row);
+                    }
+                    batches.push(batch);
+                }
+                Ok(Some(batches))
+            };
+            context.inputs.iter().map(rows).collect()
+        })
+    }
+}
+
 struct Rule {
     reason: String,
     class: RejectClass,
@@ -337,7 +343,7 @@ struct Plans {
 }
 
 impl Plans {
-    fn new(settings: &SqlSettings, inputs: &[Input]) -> Result<Plans, StageError> {
+    fn new(settings: &<Sql as Kind>::Settings, inputs: &[Input]) -> Result<Plans, StageError> {
         let inputs = settings.seen(inputs)?;
         let [first, others @ ..] = inputs.as_slice() else {
             let message = "sql needs an input";
@@ -345,7 +351,10 @@ impl Plans {
         };
         let functions = Functions {
             text: Arc::new(TextRules::new(&settings.text).map_err(|e| ManifestError::from(e).of_setting("text.tags"))?),
-            languages: settings.languages().map_err(|e| e.of_setting("languages"))?,
+            languages: settings
+                .shared
+                .languages(settings)
+                .map_err(|e| e.of_setting("languages"))?,
         };
         if settings.rows == RowRule::Keep || !settings.rejects.is_empty() || settings.join.is_some() {
             columns::expect(first, ROW, &DataType::UInt32)?;

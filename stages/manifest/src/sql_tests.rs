@@ -507,7 +507,7 @@ proptest! {
     /// No text whatever makes planning panic.
     #[test]
     fn hostile_sql_is_an_error(text in "(SELECT|_row|FROM|scan|\\(|\\)|,|\\*|'|\"|\\$x|::|--|/\\*|[ -~]){0,12}") {
-        let settings: SqlSettings = serde_json::from_value(serde_json::json!({"query": text, "rejects": [{"reason": "a", "when": text}]})).unwrap();
+        let settings: <Sql as Kind>::Settings = serde_json::from_value(serde_json::json!({"query": text, "rejects": [{"reason": "a", "when": text}]})).unwrap();
         let _ = Sql::identity(&settings);
         let _ = Harness::<Sql>::new(settings).input("scan", schema()).shape();
     }
@@ -545,7 +545,7 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
         path.display()
     );
     table("one");
-    let value: SqlSettings = flow_kind::yaml::from_text(&with).unwrap();
+    let value: <Sql as Kind>::Settings = flow_kind::yaml::from_text(&with).unwrap();
     let planned = Sql::identity(&value);
     table("two");
     let output = Harness::<Sql>::new(value.clone())
@@ -557,7 +557,7 @@ fn a_language_table_that_is_swapped_after_the_plan_changes_nothing() {
     let lang = batch.column_by_name("lang").unwrap().as_string::<i32>();
     assert_eq!((lang.value(0), Sql::identity(&value)), ("one", planned.clone()));
     // Another run sees the new one.
-    let next: SqlSettings = flow_kind::yaml::from_text(&with).unwrap();
+    let next: <Sql as Kind>::Settings = flow_kind::yaml::from_text(&with).unwrap();
     assert_ne!(Sql::identity(&next), planned);
 }
 

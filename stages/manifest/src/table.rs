@@ -15,7 +15,7 @@ use flow_corpus::quoting::Quoting;
 use flow_kind::event::Event;
 use flow_kind::{
     Body, Conservation, Context, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, ReadOnce, Shape, Source,
-    SourcePartition, StageError,
+    SourcePartition, StageError, WithShared,
 };
 use flow_storage::Storage;
 use schemars::JsonSchema;
@@ -82,12 +82,14 @@ pub struct TableSettings {
     /// Whether fields of CSV and TSV may be in double quotes.
     #[serde(default)]
     pub quoting: Quoting,
-    /// Reads the columns of the file; not a setting.
-    #[serde(skip)]
-    pub storage: Storage,
-    /// The columns of the file; not a setting.
-    #[serde(skip)]
-    pub found: ReadOnce<Columns>,
+}
+
+/// What the checks and bodies of a stage share.
+#[derive(Clone, Debug, Default)]
+pub struct TableShared {
+    storage: Storage,
+    /// The columns that the file has.
+    columns: ReadOnce<Columns>,
 }
 
 /// What kind of file it is.
@@ -128,16 +130,16 @@ impl TableSettings {
     }
 
     /// The columns of the table.
-    fn columns(&self) -> Result<Arc<Columns>, StageError> {
+    fn columns(&self, shared: &TableShared) -> Result<Arc<Columns>, StageError> {
         if self.path.as_os_str().is_empty() {
             return Err(StageError::setting("path", "no file is named"));
         }
         let format = self.format()?;
         let columns = if self.columns.is_empty() {
             let name = format!("{format:?} {:?} {}", self.quoting, self.path.display());
-            let found = self
-                .found
-                .get(&name, || columns_of(&self.storage, &self.path, format, self.quoting));
+            let found = shared
+                .columns
+                .get(&name, || columns_of(&shared.storage, &self.path, format, self.quoting));
             found.map_err(|error| error.of_setting("path"))?
         } else {
             Arc::new(self.columns.iter().map(|(name, cell)| (name.clone(), *cell)).collect())
@@ -176,36 +178,39 @@ impl Kind for Table {
     const INPUTS: &'static [flow_kind::InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "the rows of the file, in its order")];
     const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("path", flow_kind::UrlUse::Read)];
-    type Settings = TableSettings;
+    type Settings = WithShared<TableSettings, TableShared>;
 
-    fn shape(settings: &TableSettings, _: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, _: &Inputs) -> Result<Shape, StageError> {
         Ok(Shape {
             conservation: Conservation::Rows,
-            ..Shape::source(vec![Port::new("rows", schema_of(&*settings.columns()?))])
+            ..Shape::source(vec![Port::new(
+                "rows",
+                schema_of(&*settings.columns(&settings.shared)?),
+            )])
         })
     }
 
-    fn set_storage(settings: &mut TableSettings, storage: &Storage) {
-        settings.storage = storage.clone();
+    fn set_storage(settings: &mut Self::Settings, storage: &Storage) {
+        settings.shared.storage = storage.clone();
     }
 
-    fn open(settings: &TableSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(Reader {
             path: settings.path.clone(),
             format: settings.format()?,
-            columns: settings.columns()?,
+            columns: settings.columns(&settings.shared)?,
             quoting: settings.quoting,
             context: context.clone(),
         })))
     }
 
-    fn sources(settings: &TableSettings) -> Vec<(&'static str, PathBuf)> {
+    fn sources(settings: &Self::Settings) -> Vec<(&'static str, PathBuf)> {
         vec![("path", settings.path.clone())]
     }
 
     /// The columns with their types; the digest of the file is in the key of the partition.
-    fn identity(settings: &TableSettings) -> serde_json::Value {
-        let columns = match settings.columns() {
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
+        let columns = match settings.columns(&settings.shared) {
             Ok(columns) => serde_json::json!(*columns),
             Err(error) => error.to_string().into(), // Nothing runs with it: `shape` fails with the same error.
         };

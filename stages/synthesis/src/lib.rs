@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use flow_kind::output_files::missing_by_size;
 use flow_kind::{
-    Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, Reject, RejectClass, Shape,
-    Source, SourcePartition, StageError, Storage,
+    Artifact, Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ReadOnce, Reject, RejectClass,
+    Shape, Source, SourcePartition, StageError, Storage, WithShared,
 };
 use rayon::ThreadPool;
 
@@ -54,9 +54,10 @@ impl Kind for Synthesize {
         OutputPort::new("train", "rows for training"),
         OutputPort::new("val", "rows for validation"),
     ];
-    type Settings = SynthesizeSettings;
+    /// Shared: the languages' files and the excluded sentences.
+    type Settings = WithShared<SynthesizeSettings, ReadOnce<Known>>;
 
-    fn shape(settings: &SynthesizeSettings, _: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
         let port = |name: &str, schema| Port::new(name, schema);
         let outputs = vec![
@@ -70,19 +71,19 @@ impl Kind for Synthesize {
         })
     }
 
-    fn open(settings: &SynthesizeSettings, context: &Context) -> Result<Body, StageError> {
-        let settings = settings.in_order();
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         let limit = Duration::try_from_secs_f64(settings.time_limit).map_err(StageError::failed)?;
         Ok(Body::Source(Box::new(Synthesizer {
             espeak: Espeak::new(&settings.program, limit),
-            settings,
+            known: settings.shared.clone(),
+            settings: settings.in_order(),
             context: context.clone(),
             pool: decoding_pool(context)?,
         })))
     }
 
     /// The identity of all shards; that of one shard (its length, its language) is part of the shard.
-    fn identity(settings: &SynthesizeSettings) -> serde_json::Value {
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
         let settings = settings.in_order();
         let mut identity = serde_json::json!({
             "seed": settings.seed,
@@ -104,7 +105,7 @@ impl Kind for Synthesize {
     }
 
     fn missing_outputs(
-        settings: &SynthesizeSettings,
+        settings: &Self::Settings,
         storage: &Storage,
         committed: &Artifact,
         threads: usize,
@@ -122,6 +123,8 @@ impl Kind for Synthesize {
 
 struct Synthesizer {
     settings: SynthesizeSettings,
+    /// The languages' files and the excluded sentences.
+    known: ReadOnce<Known>,
     espeak: Espeak,
     context: Context,
     pool: ThreadPool,
@@ -205,7 +208,7 @@ impl Synthesizer {
     fn known(&self) -> Result<Arc<Known>, StageError> {
         // The identity of all settings identifies the set of files.
         let name = serde_json::to_string(&self.settings).map_err(StageError::failed)?;
-        self.settings.known.get(&name, || self.read_files())
+        self.known.get(&name, || self.read_files())
     }
 
     fn read_files(&self) -> Result<Known, StageError> {

@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
-use flow_kind::{ReadOnce, StageError};
+use flow_kind::StageError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::known::Known;
 
 /// Speaks sentences with espeak-ng, into shards of speech.
 ///
@@ -125,9 +123,6 @@ pub struct SynthesizeSettings {
     /// Seconds that espeak-ng may take for one clip; it is tried once more before the clip is refused.
     #[serde(default = "time_limit")]
     pub time_limit: f64,
-    /// The languages' files and the excluded sentences; not a setting.
-    #[serde(skip)]
-    pub(crate) known: ReadOnce<Known>,
 }
 
 /// Voices and sentences that occur in validation only.

@@ -326,7 +326,7 @@ fn what_decides_a_shard_is_in_its_key_and_nothing_else() {
     let place = Place::new(PLAIN);
     let key = |more: serde_json::Value| {
         let settings = place.settings(more);
-        let identity = Synthesize::identity(&settings).to_string();
+        let identity = Synthesize::identity(&settings.into()).to_string();
         assert!(!identity.contains(&*place.folder.path().to_string_lossy()));
         identity
     };

@@ -9,7 +9,7 @@ use arrow::datatypes::Schema;
 use flow_hub::HubReference;
 use flow_kernels::device::DeviceChoice;
 use flow_kind::store::path_in_set;
-use flow_kind::{RunLabels, read_regular_file};
+use flow_kind::{ReadOnce, RunLabels, read_regular_file};
 use flow_sampling::SamplingRecord;
 use flow_sampling::plan::Packing;
 use flow_storage::Storage;
@@ -30,6 +30,8 @@ pub struct ResolvedSettings {
     pub sampling: Option<SamplingRecord>,
     /// The `.model` that came as an input.
     pub tokenizer_input: Option<Arc<[u8]>>,
+    /// The content of the file that `tokenizer` names.
+    pub tokenizer_read: ReadOnce<Vec<u8>>,
     /// The local path of `init`, if it was fetched.
     pub fetched: Option<PathBuf>,
     /// What ranks need of devices that have a memory of their own, where that is to be checked.
@@ -390,6 +392,7 @@ impl From<TrainSettings> for ResolvedSettings {
             settings,
             sampling: None,
             tokenizer_input: None,
+            tokenizer_read: ReadOnce::default(),
             fetched: None,
             device_needs: None,
             labels: RunLabels::default(),

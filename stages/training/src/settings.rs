@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use flow_kernels::device::DeviceChoice;
-use flow_kind::{ReadOnce, Secret};
+use flow_kind::Secret;
 use flow_nn::layers::convolution::BatchNorm;
 
 use crate::checkpoint::Ranking;
@@ -261,10 +261,6 @@ pub struct TrainSettings {
     /// Write the figures into MLflow's file store, too: `{folder: mlruns, experiment_name: flow}`. May be changed between runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<MlflowSettings>,
-
-    /// The content of `tokenizer`; not a setting.
-    #[serde(skip)]
-    pub tokenizer_read: ReadOnce<Vec<u8>>,
 }
 
 impl Default for TrainSettings {
@@ -331,7 +327,6 @@ impl Default for TrainSettings {
             memory_check: true,
             max_duration: 20.0,
             mlflow: None,
-            tokenizer_read: ReadOnce::default(),
         }
     }
 }
@@ -647,7 +642,7 @@ mod tests {
             };
             let used = settings.trainer_config(144).tf32;
             // What was trained before it became the default is trained again.
-            assert_eq!(TrainingTrain::identity(&settings)["tf32"], used);
+            assert_eq!(TrainingTrain::identity(&settings.into())["tf32"], used);
             used
         };
         assert!(used("cuda", Precision::Bf16, None) && used("cuda", Precision::F32, Some(true)));

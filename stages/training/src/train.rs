@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, u
 use flow_evaluation::hub_token::hub_with_token;
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
-    Progress, ROW, Shape, StageError, Storage,
+    Progress, ROW, ReadOnce, Shape, StageError, Storage, WithShared,
 };
 use flow_shards::probe::MEMBER_COLUMNS;
 
@@ -78,10 +78,11 @@ impl Kind for TrainingTrain {
         ("tokenizer", flow_kind::UrlUse::Read),
         ("shards", flow_kind::UrlUse::Read),
     ];
-    type Settings = TrainSettings;
+    /// Shared: the content of `tokenizer`.
+    type Settings = WithShared<TrainSettings, ReadOnce<Vec<u8>>>;
 
-    fn shape(settings: &TrainSettings, inputs: &Inputs) -> Result<Shape, StageError> {
-        let mut settings = ResolvedSettings::new(settings.clone(), &inputs.required("batches")?.schema)?;
+    fn shape(settings: &Self::Settings, inputs: &Inputs) -> Result<Shape, StageError> {
+        let mut settings = resolved(settings, inputs)?;
         if inputs.has("tokenizer") {
             // The tokenizer does not exist yet, but an input will bring it.
             settings.tokenizer_input = Some(Arc::from([]));
@@ -102,7 +103,7 @@ impl Kind for TrainingTrain {
         Ok(Shape::log(outputs))
     }
 
-    fn sources(settings: &TrainSettings) -> Vec<(&'static str, PathBuf)> {
+    fn sources(settings: &Self::Settings) -> Vec<(&'static str, PathBuf)> {
         let mut sources = Vec::new();
         if !settings.tokenizer_path().is_empty() {
             sources.push(("tokenizer", PathBuf::from(settings.tokenizer_path())));
@@ -116,7 +117,7 @@ impl Kind for TrainingTrain {
     }
 
     /// The thresholds of warnings, losses of rows, MLflow's store and the token for the hub do not affect the result; TF32 does, also where it is a default.
-    fn identity(settings: &TrainSettings) -> Value {
+    fn identity(settings: &Self::Settings) -> Value {
         let mut identity = serde_json::to_value(settings).unwrap_or(Value::Null);
         if let Some(fields) = identity.as_object_mut() {
             fields.remove("warn_unknown_letters");
@@ -129,24 +130,24 @@ impl Kind for TrainingTrain {
         identity
     }
 
-    fn ready(settings: &TrainSettings, storage: &Storage) -> Result<(), StageError> {
+    fn ready(settings: &Self::Settings, storage: &Storage) -> Result<(), StageError> {
         let checked = settings.device()?.check();
         checked.map_err(|error| TrainingError::setting("device", error))?;
         Ok(check_changes(storage, settings)?)
     }
 
-    fn spreads(settings: &TrainSettings, processes: usize) -> Result<bool, StageError> {
+    fn spreads(settings: &Self::Settings, processes: usize) -> Result<bool, StageError> {
         settings.check_processes(processes)?;
         Ok(true)
     }
 
-    fn open(settings: &TrainSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         if let (Some(share), Some(processes)) = (context.share, &context.processes)
             && share.process > 0
         {
             return Ok(Body::Log(Box::new(Feed::new(context, processes))));
         }
-        let mut settings = ResolvedSettings::new(settings.clone(), &context.inputs.required("batches")?.schema)?;
+        let mut settings = resolved(settings, &context.inputs)?;
         if let Some(tokenizer) = context.input("tokenizer") {
             settings.tokenizer_input = Some(read_tokenizer_files(tokenizer)?.0.into());
         }
@@ -165,6 +166,18 @@ impl Kind for TrainingTrain {
             ended_early: Arc::default(),
         })))
     }
+}
+
+/// The settings for the micro-batches that are an input.
+fn resolved(settings: &<TrainingTrain as Kind>::Settings, inputs: &Inputs) -> Result<ResolvedSettings, TrainingError> {
+    let batches = &inputs
+        .required("batches")
+        .map_err(|error| TrainingError::data(error.to_string()))?
+        .schema;
+    Ok(ResolvedSettings {
+        tokenizer_read: settings.shared.clone(),
+        ..ResolvedSettings::new(settings.settings.clone(), batches)?
+    })
 }
 
 struct TrainBody {

@@ -10,7 +10,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_kind::store::path_in_set;
 use flow_kind::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    ReadOnce, Shape, Source, SourcePartition, StageError, local_copy, read_regular_file,
+    ReadOnce, Shape, Source, SourcePartition, StageError, WithShared, local_copy, read_regular_file,
 };
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
@@ -83,9 +83,6 @@ pub struct TrainTokenizerSettings {
     pub max_sentences: u64,
     /// Longer texts, in bytes, are not learned from.
     pub max_sentence_bytes: u64,
-    /// The tokenizer that `extend` names; not a setting.
-    #[serde(skip)]
-    pub extended: ReadOnce<Vec<u8>>,
 }
 
 impl Default for TrainTokenizerSettings {
@@ -102,7 +99,6 @@ impl Default for TrainTokenizerSettings {
             normalisation: NormalisationSetting::NmtNfkc,
             max_sentences: 1_000_000,
             max_sentence_bytes: 4192,
-            extended: ReadOnce::default(),
         }
     }
 }
@@ -123,13 +119,11 @@ pub enum NormalisationSetting {
 
 impl TrainTokenizerSettings {
     /// The tokenizer that is to be extended, if one is.
-    fn extended(&self, storage: &Storage) -> Result<Option<Arc<Vec<u8>>>, StageError> {
+    fn extended(&self, read: &ReadOnce<Vec<u8>>, storage: &Storage) -> Result<Option<Arc<Vec<u8>>>, StageError> {
         if self.extend.trim().is_empty() {
             return Ok(None);
         }
-        self.extended
-            .get(&self.extend, || self.read_extended(storage))
-            .map(Some)
+        read.get(&self.extend, || self.read_extended(storage)).map(Some)
     }
 
     fn read_extended(&self, storage: &Storage) -> Result<Vec<u8>, StageError> {
@@ -284,9 +278,10 @@ impl Kind for TrainTokenizer {
     .columns(&[("text", ColumnType::AnyText)])];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("tokenizer", "the files of the tokenizer")];
     const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("extend", flow_kind::UrlUse::Read)];
-    type Settings = TrainTokenizerSettings;
+    /// Shared: the tokenizer that `extend` names.
+    type Settings = WithShared<TrainTokenizerSettings, ReadOnce<Vec<u8>>>;
 
-    fn shape(settings: &TrainTokenizerSettings, _: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, _: &Inputs) -> Result<Shape, StageError> {
         settings.check()?;
         Ok(Shape {
             expensive: true,
@@ -294,7 +289,7 @@ impl Kind for TrainTokenizer {
         })
     }
 
-    fn open(settings: &TrainTokenizerSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Source(Box::new(TrainTokenizerBody {
             settings: settings.clone(),
             context: context.clone(),
@@ -303,7 +298,7 @@ impl Kind for TrainTokenizer {
 }
 
 struct TrainTokenizerBody {
-    settings: TrainTokenizerSettings,
+    settings: WithShared<TrainTokenizerSettings, ReadOnce<Vec<u8>>>,
     context: Context,
 }
 
@@ -313,7 +308,7 @@ impl Source for TrainTokenizerBody {
             Partition::from("tokenizer".to_owned()),
             Vec::new(),
             self.settings
-                .extended(&self.context.storage)?
+                .extended(&self.settings.shared, &self.context.storage)?
                 .map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex().to_string()),
         )])
     }
@@ -338,7 +333,7 @@ impl Source for TrainTokenizerBody {
         let languages = sample.languages.clone();
         let extends = self
             .settings
-            .extended(&self.context.storage)?
+            .extended(&self.settings.shared, &self.context.storage)?
             .map(|bytes| bytes.to_vec());
         let recipe = self.settings.recipe(&languages, extends);
         let failed = |error| StageError::from(TrainingError::from(error));

@@ -10,7 +10,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_audio::listing::{Recording, shared_recordings};
 use flow_kind::{
     Body, ColumnType, Conservation, Context, InputPort, Inputs, Kind, Operator, Out, OutputPort, Partition, Port,
-    Progress, ROW, Shape, StageError,
+    Progress, ROW, Shape, StageError, WithShared,
 };
 use flow_storage::Storage;
 use schemars::JsonSchema;
@@ -58,9 +58,6 @@ pub struct UtterancesSettings {
     /// half of the way to the next segment.
     #[serde(default = "padding")]
     pub padding: f64,
-    /// Lists `input`; not a setting.
-    #[serde(skip)]
-    pub storage: Storage,
 }
 
 fn padding() -> f64 {
@@ -69,8 +66,8 @@ fn padding() -> f64 {
 
 impl UtterancesSettings {
     /// The recordings by their names, with absolute paths, which the rows have.
-    fn paths(&self) -> Result<BTreeMap<String, PathBuf>, StageError> {
-        let recordings = shared_recordings(&self.storage, &self.input)?;
+    fn paths(&self, storage: &Storage) -> Result<BTreeMap<String, PathBuf>, StageError> {
+        let recordings = shared_recordings(storage, &self.input)?;
         let named = |recording: &Recording| Ok((recording.name.clone(), absolute(recording)?));
         recordings.iter().map(named).collect()
     }
@@ -102,9 +99,9 @@ impl Kind for Utterances {
         "utterances",
         "one row for each segment that has a text",
     )];
-    type Settings = UtterancesSettings;
+    type Settings = WithShared<UtterancesSettings, Storage>;
 
-    fn shape(settings: &UtterancesSettings, _: &Inputs) -> Result<Shape, StageError> {
+    fn shape(settings: &Self::Settings, _: &Inputs) -> Result<Shape, StageError> {
         if settings.input.is_empty() {
             return Err(StageError::setting("input", "`input` names no recording"));
         }
@@ -119,13 +116,13 @@ impl Kind for Utterances {
         })
     }
 
-    fn set_storage(settings: &mut UtterancesSettings, storage: &Storage) {
-        settings.storage = storage.clone();
+    fn set_storage(settings: &mut Self::Settings, storage: &Storage) {
+        settings.shared = storage.clone();
     }
 
-    fn open(settings: &UtterancesSettings, context: &Context) -> Result<Body, StageError> {
+    fn open(settings: &Self::Settings, context: &Context) -> Result<Body, StageError> {
         Ok(Body::Local(Box::new(Maker {
-            settings: settings.clone(),
+            settings: settings.settings.clone(),
             recordings: shared_recordings(&context.storage, &settings.input)?,
             waiting: HashMap::new(),
         })))
@@ -133,9 +130,9 @@ impl Kind for Utterances {
 
     /// Includes the names and paths of all recordings, since rows have paths and all partitions share this identity. So
     /// all rows are made again, which is cheap, when a recording is moved, added or removed.
-    fn identity(settings: &UtterancesSettings) -> Value {
+    fn identity(settings: &Self::Settings) -> Value {
         json!({
-            "input": settings.paths().unwrap_or_default(),
+            "input": settings.paths(&settings.shared).unwrap_or_default(),
             "lang": settings.lang,
             "padding": settings.padding,
         })
@@ -363,7 +360,6 @@ mod tests {
             std::fs::write(folder.join(name), b"x").unwrap();
         }
         let settings = UtterancesSettings {
-            storage: Storage::default(),
             input: vec![folder.to_string_lossy().into_owned()],
             lang: String::new(),
             padding: 0.1,

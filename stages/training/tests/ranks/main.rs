@@ -528,7 +528,7 @@ fn a_device_that_cannot_be_had_is_refused() {
     assert!(refused("cuda:0", 2).contains("a device each"));
     // Settings for a GPU are right wherever they are looked at; only a run needs a program that was built for it.
     resolved(on("cuda", 1)).validate().expect("settings for a GPU");
-    let ready = TrainingTrain::ready(&on("cuda", 1), &Storage::default());
+    let ready = TrainingTrain::ready(&on("cuda", 1).into(), &Storage::default());
     if cfg!(feature = "cuda") {
         ready.expect("a program that was built for it");
     } else {
