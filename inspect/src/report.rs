@@ -385,6 +385,7 @@ mod tests {
                     stage: stage("given"),
                     uses: stage("manifest.read"),
                     reason: stage("`when: '<a>' == ''` does not hold"),
+                    since: None,
                     position: 0,
                     from: vec![],
                 }],

@@ -6,6 +6,7 @@ use flow_base::escape::escape_line;
 use flow_inspect::table::{self, plural};
 use flow_kind::registry::Registry;
 use flow_plan::{Action, Plan, StagePlan};
+use flow_spec::SwitchedOff;
 
 use super::{checked, options};
 use crate::arguments::PlanArguments;
@@ -62,16 +63,8 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
     for line in table::lines(&rows) {
         writeln!(out, "{line}")?;
     }
-    // Stages that share a reason, as those of a group do, on one line.
-    let mut off: Vec<(&str, Vec<&str>)> = Vec::new();
-    for stage in &plan.switched_off {
-        match off.iter_mut().find(|(reason, _)| *reason == stage.reason) {
-            Some((_, stages)) => stages.push(&stage.stage),
-            None => off.push((&stage.reason, vec![&stage.stage])),
-        }
-    }
-    for (reason, stages) in off {
-        writeln!(out, "switched off: {}: {}", stages.join(", "), escape_line(reason))?;
+    for line in switched_off(&plan.switched_off) {
+        writeln!(out, "{line}")?;
     }
     for stage in plan.stages.iter().filter(|stage| !stage.removed.is_empty()) {
         writeln!(
@@ -103,6 +96,39 @@ fn show(plan: &Plan, partitions: bool, out: &mut dyn Write) -> Result<(), Failur
         writeln!(out, "nothing would run")?;
     }
     Ok(())
+}
+
+/// A line for each reason: the stages that it switches off itself, and those that cannot do without one of them.
+fn switched_off(all: &[SwitchedOff]) -> Vec<String> {
+    let cause = |stage: &SwitchedOff| {
+        let mut cause = stage.clone();
+        while let Some(before) = all.iter().find(|off| cause.since.as_ref() == Some(&off.stage)) {
+            cause = before.clone();
+        }
+        cause.reason
+    };
+    let mut reasons: Vec<(String, Vec<&str>, Vec<&str>)> = Vec::new();
+    for stage in all {
+        let reason = cause(stage);
+        let at = reasons
+            .iter()
+            .position(|(known, ..)| *known == reason)
+            .unwrap_or_else(|| {
+                reasons.push((reason, Vec::new(), Vec::new()));
+                reasons.len() - 1
+            });
+        let (_, own, others) = &mut reasons[at];
+        if stage.since.is_none() { own } else { others }.push(&stage.stage);
+    }
+    let line = |(reason, own, others): (String, Vec<&str>, Vec<&str>)| {
+        let others = if others.is_empty() {
+            String::new()
+        } else {
+            format!("; and {}, which read from there", others.join(", "))
+        };
+        format!("switched off: {}: {}{others}", own.join(", "), escape_line(&reason))
+    };
+    reasons.into_iter().map(line).collect()
 }
 
 /// The reasons to run, commonest first, with how often each was given.
@@ -142,5 +168,44 @@ fn word(action: Action) -> &'static str {
         Action::Run => "run",
         Action::IfChanged => "if changed",
         Action::Reuse => "reuse",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_are_named_with_what_switches_them_off() {
+        let off = |stage: &str, reason: &str, since: Option<&str>| SwitchedOff {
+            stage: stage.into(),
+            uses: "sql".into(),
+            reason: reason.into(),
+            since: since.map(str::to_owned),
+            position: 0,
+            from: Vec::new(),
+        };
+        let all = [
+            off("g/scan", "the group `g` is off", None),
+            off("g/write", "the group `g` is off", None),
+            off(
+                "audio",
+                "its input comes from `g/scan`, which is switched off",
+                Some("g/scan"),
+            ),
+            off("tars", "`when: ${x}` does not hold", None),
+            off(
+                "texts",
+                "its input comes from `audio`, which is switched off",
+                Some("audio"),
+            ),
+        ];
+        assert_eq!(
+            switched_off(&all),
+            [
+                "switched off: g/scan, g/write: the group `g` is off; and audio, texts, which read from there",
+                "switched off: tars: `when: ${x}` does not hold",
+            ]
+        );
     }
 }

@@ -11,6 +11,10 @@ pub struct SwitchedOff {
     pub uses: String,
     /// In words.
     pub reason: String,
+    /// The stage that it cannot do without and that is switched off itself, with its groups; none: its own `when` or that of
+    /// its group does not hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
     /// Its place among all stages of the pipeline, producers first.
     pub position: usize,
     /// The stages that it would read, with their groups.

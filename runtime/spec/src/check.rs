@@ -111,10 +111,11 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
                 stages.push(*checked);
                 standing.push(stage);
             }
-            Outcome::Off(reason) => pipeline.switched_off.push(SwitchedOff {
+            Outcome::Off { reason, since } => pipeline.switched_off.push(SwitchedOff {
                 stage: stage.name,
                 uses: stage.uses,
                 reason,
+                since,
                 position,
                 from: stage.from.into_iter().map(|edge| edge.stage).collect(),
             }),
@@ -146,8 +147,8 @@ pub fn check(mut pipeline: Pipeline, registry: &Registry) -> Result<Checked, Dia
 enum Outcome {
     /// With its place in [`Checked::stages`].
     Checked(usize, Box<CheckedStage>),
-    /// It is switched off, for this reason.
-    Off(String),
+    /// It is switched off, for this reason; perhaps since another stage is.
+    Off { reason: String, since: Option<String> },
     /// It is wrong, or one upstream is; the error was reported.
     Wrong,
 }
@@ -205,14 +206,23 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
     let produced = producers(stage, positions, done, found);
     // Of a stage that is switched off only the syntax is checked: its settings may be invalid in this run.
     if let Some(reason) = &stage.off {
-        return Outcome::Off(reason.clone());
+        return Outcome::Off {
+            reason: reason.clone(),
+            since: None,
+        };
     }
     let (Some(kind), Some(produced)) = (kind, produced) else {
         return Outcome::Wrong;
     };
     let bound = match bind(stage, kind.as_ref(), &produced) {
         Ok(bound) => Some(bound),
-        Err(unfit) if unfit.switched_off => return Outcome::Off(unfit.message),
+        Err(unfit) if unfit.switched_off => {
+            let edge = unfit.place.and_then(|place| stage.from.get(place));
+            return Outcome::Off {
+                reason: unfit.message,
+                since: edge.map(|edge| edge.stage.clone()),
+            };
+        }
         Err(unfit) => {
             let edge = unfit.place.and_then(|place| stage.from.get(place));
             let place = match edge {
@@ -277,7 +287,10 @@ fn check_stage(stage: &Stage, known: &Known, done: &[Outcome], index: usize, fou
         .zip(&produced)
         .find(|(_, produced)| produced.is_none());
     if let (Some((edge, _)), true) = (missing, inputs.is_empty() && shape.role != Role::Source) {
-        return Outcome::Off(format!("its input comes from `{}`, which is switched off", edge.stage));
+        return Outcome::Off {
+            reason: format!("its input comes from `{}`, which is switched off", edge.stage),
+            since: Some(edge.stage.clone()),
+        };
     }
     if let Some(message) = unfit(stage, kind.as_ref(), &shape, &inputs) {
         found.push(
@@ -348,7 +361,7 @@ fn bind(
 fn choose(edge: &mut Edge, positions: &HashMap<String, usize>, done: &[Outcome]) {
     let is_off = |edge: &Edge| {
         let producer = positions.get(&edge.stage).and_then(|index| done.get(*index));
-        matches!(producer, Some(Outcome::Off(_)))
+        matches!(producer, Some(Outcome::Off { .. }))
     };
     for fallback in std::mem::take(&mut edge.fallbacks) {
         if is_off(edge) {
@@ -373,7 +386,7 @@ fn producers(
         let producer = positions.get(edge.stage.as_str()).and_then(|index| done.get(*index));
         let (index, producer) = match producer {
             Some(Outcome::Checked(index, producer)) => (*index, producer),
-            Some(Outcome::Off(_)) => {
+            Some(Outcome::Off { .. }) => {
                 inputs.push(None);
                 continue;
             }

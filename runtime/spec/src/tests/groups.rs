@@ -115,6 +115,13 @@ fn stages_that_are_switched_off_take_no_part_nor_do_those_that_need_them() {
             "3 pair: its input `left` comes from `clean`, which is switched off".to_string(),
         ]
     );
+    let since: Vec<_> = given
+        .pipeline
+        .switched_off
+        .iter()
+        .map(|off| off.since.as_deref())
+        .collect();
+    assert_eq!(since, [None, None, Some("inner/clean")]);
     assert_eq!(inputs(&given, "both"), [pair("rows", "base"), pair("given", "given")]);
     assert!(given.pipeline.frozen().contains("switched_off"));
     // Settings of a group that is given whole, and one of the stage's own, which comes first.
