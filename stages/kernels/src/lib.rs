@@ -44,11 +44,16 @@ pub use ops::{
 };
 pub use product::cublaslt;
 pub use slices::{Slice, modify, slice, tensor};
-pub use testing::emulator;
 pub use vectors::Once;
 #[cfg(target_arch = "x86_64")]
 pub use vectors::has_avx512;
 pub(crate) use vectors::*;
+
+#[cfg(test)]
+extern crate self as flow_kernels;
+#[cfg(test)]
+#[path = "../emulator/src/lib.rs"]
+pub mod flow_cuda_emulator;
 
 /// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`](candle_core::DType); other types are an error.
 #[macro_export]

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
 use flow_kernels::ctc::loss_and_gradient;
-use flow_kernels::testing::{DeviceUnderTest, max_difference, values};
+use flow_kernels::testing::{max_difference, values};
 use serde_json::Value;
 
 use super::*;

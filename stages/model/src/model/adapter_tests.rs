@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_kernels::testing::values;
 use serde_yaml::Value;
 
 use super::*;

@@ -2,10 +2,11 @@
 //! model on the CPU.
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_cuda_emulator::emulator::{self, with_allocations};
 use flow_kernels::device::is_out_of_memory;
-use flow_kernels::emulator::{self, with_allocations};
 use flow_kernels::squares::sum_of_squares;
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_kernels::testing::values;
 
 use super::{MicroBatch, TdtModel, TrainOptions};
 use crate::Result;

@@ -1,6 +1,7 @@
 //! LoRA: the model with thin matrices beside its weights, its gradients, and its files.
 
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_kernels::testing::values;
 
 use super::*;
 use crate::checkpoint::{ADAPTER_WEIGHTS, Adapter, base_and_adapter};

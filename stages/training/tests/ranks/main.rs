@@ -19,6 +19,7 @@ use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::average::MovingAverage;
 use flow_training::optimizer::AdamW;
+use flow_training::ranks::nccl::with_host_library;
 use flow_training::ranks::{ProcessGroup, WorkerProcess};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::Session;
@@ -27,6 +28,11 @@ use flow_training::train::TrainingTrain;
 use flow_training::trainer::{LoadedBatch, Trainer, TrainerConfig};
 
 const PLANNED: u32 = 4;
+
+/// Does `work`, in which ranks exchange by the stand-in for NCCL.
+fn by_nccl<R>(work: impl FnOnce() -> R) -> R {
+    with_host_library(flow_cuda_emulator::nccl::library(), work).expect("the stand-in")
+}
 
 fn settings(folder: &Path, ranks: u32) -> TrainSettings {
     TrainSettings {
