@@ -13,6 +13,7 @@
 //! Also here: the [device] of tensors, the [threads] that compute, which treat [subnormal numbers](subnormals) as
 //! zeros, and [random numbers](noise) that do not depend on the order in which they are drawn.
 
+mod aligned;
 mod chunks;
 pub mod counts;
 pub mod device;
@@ -29,6 +30,7 @@ pub mod threads;
 pub mod timings;
 mod vectors;
 
+pub use aligned::Aligned;
 pub use chunks::by_chunks;
 pub(crate) use chunks::*;
 pub use device::{is_gpu, on_cpu, upload};

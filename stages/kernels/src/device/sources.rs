@@ -44,7 +44,6 @@ pub struct File {
     /// Without the prelude.
     pub source: &'static str,
     /// Whether its code is the program's own: file, prelude and macros.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub own: bool,
 }
 

@@ -2,11 +2,11 @@
 //! from step to step, and some of its columns in the L1 cache for all rows; sums stay in registers over the whole
 //! depth.
 
-use super::lstm::{GATES, HIDDEN};
+use super::packed::{GATES, HIDDEN};
 
 /// The columns of some units, as many as a vector has floats: by state, gate, and unit. Vectors begin at cache lines: what lies
 /// across two is read twice.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Block<const UNITS: usize>([[[f32; UNITS]; 4]; HIDDEN]);
 
@@ -15,6 +15,7 @@ const WIDE: usize = 16;
 const NARROW: usize = 8;
 
 /// The weight, laid out for the processor.
+#[derive(Clone, Debug)]
 pub enum Recurrent {
     #[cfg(target_arch = "x86_64")]
     Wide(Vec<Block<WIDE>>),
@@ -24,8 +25,9 @@ pub enum Recurrent {
 impl Recurrent {
     /// From PyTorch's layout, (4 [`HIDDEN`], [`HIDDEN`]).
     pub fn new(weight: &[f32]) -> Self {
+        assert_eq!(weight.len(), GATES * HIDDEN, "the weight of the states");
         #[cfg(target_arch = "x86_64")]
-        if flow_kernels::has_avx512() {
+        if crate::has_avx512() {
             return Self::Wide(blocks(weight));
         }
         Self::Narrow(blocks(weight))
