@@ -204,19 +204,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_begin_at_a_cache_line_whatever_their_size() {
-        let mut spare = Spare::default();
-        for (frames, bands) in [(3, 5), (100, 80), (1, 1), (101, 80)] {
-            let mut map = spare.take(frames, bands, 7);
-            assert_eq!(map.values.len(), frames * bands * 7);
-            assert_eq!(map.values.as_ptr() as usize % 64, 0);
-            map.values.fill(1.0);
-            assert_eq!(map.at(frames - 1, bands - 1), [1.0; 7]);
-            spare.give(map);
-        }
-    }
-
-    #[test]
     fn the_least_memory_with_room_is_taken() {
         let mut spare = Spare::default();
         for len in [1000, 100, 500] {

@@ -1,6 +1,5 @@
 //! Batch normalisation with the statistics of all ranks (`SyncBatchNorm`), and with frozen ones.
 
-use flow_storage::Storage;
 use flow_training::settings::BatchNormStatistics;
 
 use super::*;
@@ -133,15 +132,7 @@ fn ranks_with_common_statistics_stay_together() {
     let run = |settings: &TrainSettings, count: usize| {
         let joined = (count > 1).then(|| processes(count));
         let group = joined.as_ref().map(|(first, _)| process_group(first));
-        let mut session = Session::begin_distributed(
-            &Storage::default(),
-            &settings.clone().into(),
-            None,
-            None,
-            Box::new(|_| {}),
-            group,
-        )
-        .expect("training begins");
+        let mut session = begin(settings, group);
         for step in 0..6 {
             let mut batches = micro_batches(step);
             if step == 4 {
