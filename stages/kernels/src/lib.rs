@@ -51,6 +51,7 @@ pub use vectors::Once;
 pub use vectors::has_avx512;
 pub(crate) use vectors::*;
 
+// As a dependency of the unit tests the emulator would be the executor of another copy of this crate.
 #[cfg(test)]
 extern crate self as flow_kernels;
 #[cfg(test)]

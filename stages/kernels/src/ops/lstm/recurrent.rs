@@ -8,15 +8,19 @@ use super::packed::{GATES, HIDDEN};
 /// across two is read twice.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
-pub struct Block<const UNITS: usize>([[[f32; UNITS]; 4]; HIDDEN]);
+struct Block<const UNITS: usize>([[[f32; UNITS]; 4]; HIDDEN]);
 
 /// Floats of a vector of AVX-512, and of others.
 const WIDE: usize = 16;
 const NARROW: usize = 8;
 
-/// The weight, laid out for the processor.
+/// The weight of the states.
 #[derive(Clone, Debug)]
-pub enum Recurrent {
+pub struct Recurrent(Layout);
+
+/// How it is laid out for the processor.
+#[derive(Clone, Debug)]
+enum Layout {
     #[cfg(target_arch = "x86_64")]
     Wide(Vec<Block<WIDE>>),
     Narrow(Vec<Block<NARROW>>),
@@ -28,9 +32,9 @@ impl Recurrent {
         assert_eq!(weight.len(), GATES * HIDDEN, "the weight of the states");
         #[cfg(target_arch = "x86_64")]
         if crate::has_avx512() {
-            return Self::Wide(blocks(weight));
+            return Self(Layout::Wide(blocks(weight)));
         }
-        Self::Narrow(blocks(weight))
+        Self(Layout::Narrow(blocks(weight)))
     }
 
     /// Adds the products of the states of some chunks to their gates, (chunks, 4 [`HIDDEN`]). Each sum takes its products,
@@ -39,11 +43,11 @@ impl Recurrent {
     /// the L1 cache still has, are the first that the next one reads.
     pub fn add(&self, states: &[[f32; HIDDEN]], gates: &mut [f32], backward: bool) {
         assert_eq!(gates.len(), states.len() * GATES, "gates of the chunks");
-        match self {
+        match &self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this form is made on processors with AVX-512 alone.
-            Self::Wide(blocks) => unsafe { x86::wide(blocks, states, gates, backward) },
-            Self::Narrow(blocks) => narrow(blocks, states, gates, backward),
+            Layout::Wide(blocks) => unsafe { x86::wide(blocks, states, gates, backward) },
+            Layout::Narrow(blocks) => narrow(blocks, states, gates, backward),
         }
     }
 }
