@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     let points = [&failpoints::STORE[..], &failpoints::REMOTE, &[failpoints::DECIDED]].concat();
     let kill = variable("FLOW_KILL_AT").map(|value| hooks::kill_at(&value, &points));
     if variable("FLOW_STAND_IN_NCCL").is_some() {
-        flow_training::ranks::nccl::stand_in::use_everywhere();
+        flow_training::ranks::nccl::use_host_library(flow_cuda_emulator::nccl::library()).expect("the stand-in");
     }
     let hang = variable("FLOW_HANG_AT").map(|value| rank_and_step(&value));
     failpoints::set(move |point, numbers| {

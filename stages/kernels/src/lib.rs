@@ -13,6 +13,7 @@
 //! Also here: the [device] of tensors, the [threads] that compute, which treat [subnormal numbers](subnormals) as
 //! zeros, and [random numbers](noise) that do not depend on the order in which they are drawn.
 
+mod aligned;
 mod chunks;
 pub mod counts;
 pub mod device;
@@ -29,6 +30,7 @@ pub mod threads;
 pub mod timings;
 mod vectors;
 
+pub use aligned::Aligned;
 pub use chunks::by_chunks;
 pub(crate) use chunks::*;
 pub use device::{is_gpu, on_cpu, upload};
@@ -44,11 +46,17 @@ pub use ops::{
 };
 pub use product::cublaslt;
 pub use slices::{Slice, modify, slice, tensor};
-pub use testing::emulator;
 pub use vectors::Once;
 #[cfg(target_arch = "x86_64")]
 pub use vectors::has_avx512;
 pub(crate) use vectors::*;
+
+// As a dependency of the unit tests the emulator would be the executor of another copy of this crate.
+#[cfg(test)]
+extern crate self as flow_kernels;
+#[cfg(test)]
+#[path = "../emulator/src/lib.rs"]
+pub mod flow_cuda_emulator;
 
 /// Runs `$body` with the type alias `$T` set to f32 or f64 after a [`DType`](candle_core::DType); other types are an error.
 #[macro_export]

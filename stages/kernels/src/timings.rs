@@ -127,10 +127,9 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
+    use crate::flow_cuda_emulator::{cublaslt as stand_in, emulator};
     use crate::ops::elementwise::add_in_place;
     use crate::product::product;
-    use crate::testing::cublaslt as stand_in;
-    use crate::testing::emulator;
 
     #[test]
     fn launches_are_timed_by_name() {

@@ -115,7 +115,7 @@ pub fn batch_bytes(
         config.preprocessor.sample_rate as f64,
     );
     let numbers = (DType::F32, weights.into(), precision);
-    let model = TdtModel::from_entries(opened, config, numbers, &Device::Cpu)?;
+    let model = TdtModel::from_entries(opened, config, numbers, &Device::Cpu, false)?;
     let measured = |windows: usize, seconds: f64| -> Result<Option<f64>> {
         let mut noise = Noise::new(1);
         let samples = (seconds * rate) as usize;

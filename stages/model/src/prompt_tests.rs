@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use serde_json::Value;
@@ -87,7 +88,7 @@ fn streams_with_a_prompt_are_nemos() {
         let (left, right) = name.split_once('_').unwrap();
         let context = ChunkContext::limited(left.parse().unwrap(), right.parse().unwrap());
         let plan = model.chunk_plan(context).unwrap();
-        let mut stream = model.chunk_stream().unwrap();
+        let mut stream = model.chunk_stream(Arc::new(model.decoding.clone())).unwrap();
         let next = NextSamples {
             samples: &waves[1],
             is_last: true,

@@ -64,37 +64,6 @@ impl Powerset {
         Ok(active)
     }
 
-    /// Probability of each speaker: the sum over the sets with that speaker of log-probabilities (frames, sets).
-    pub fn decode_soft(&self, log_probabilities: &[f32]) -> Result<Vec<f32>> {
-        let frames = self.frames(log_probabilities.len(), self.sets())?;
-        let mut sums = vec![0.0; frames * self.speakers];
-        let rows = log_probabilities.chunks_exact(self.sets());
-        for (sums, row) in sums.chunks_exact_mut(self.speakers).zip(rows) {
-            for (set, value) in row.iter().enumerate() {
-                for (sum, &member) in sums.iter_mut().zip(self.set(set)) {
-                    *sum += value.exp() * f32::from(member);
-                }
-            }
-        }
-        Ok(sums)
-    }
-
-    /// The index of each frame's set: the one with most of its active speakers, of several the first. Takes (frames,
-    /// speakers), 0 or 1.
-    pub fn encode(&self, active: &[u8]) -> Result<Vec<usize>> {
-        self.frames(active.len(), self.speakers)?;
-        let set = |frame: &[u8]| {
-            let common = |set: usize| -> u32 {
-                let members = self.set(set).iter().zip(frame);
-                members
-                    .map(|(&member, &active)| u32::from(member) * u32::from(active))
-                    .sum()
-            };
-            likeliest((0..self.sets()).map(|set| common(set) as f32))
-        };
-        Ok(active.chunks_exact(self.speakers).map(set).collect())
-    }
-
     fn set(&self, set: usize) -> &[u8] {
         &self.mapping[set * self.speakers..(set + 1) * self.speakers]
     }
@@ -151,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn decoding_and_encoding_are_those_of_the_original() {
+    fn decoding_is_that_of_the_original() {
         let tensors = golden();
         let (shape, scores) = tensors.floats("logprob");
         let (speakers, hard) = tensors.bytes("hard");
@@ -161,18 +130,6 @@ mod tests {
             .find(|of_size| of_size.sets() == shape[2]);
         let powerset = powerset.expect("a size of sets");
         assert_eq!(powerset.decode(&scores).unwrap(), hard);
-        let (_, soft) = tensors.floats("soft");
-        for (found, expected) in powerset.decode_soft(&scores).unwrap().iter().zip(&soft) {
-            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
-        }
-        let (_, active) = tensors.bytes("multilabel");
-        let (_, one_hot) = tensors.bytes("to_powerset");
-        let found = powerset.encode(&active).unwrap();
-        let expected: Vec<usize> = one_hot
-            .chunks_exact(powerset.sets())
-            .map(|row| row.iter().position(|value| *value == 1).unwrap())
-            .collect();
-        assert_eq!(found, expected);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::sync::LazyLock;
 
 use flow_kernels::linear::Linear;
+use flow_kernels::lstm::{HIDDEN, Recurrent};
 use flow_kernels::tanh::tanh_in_place;
 use rayon::prelude::*;
 
@@ -49,7 +50,7 @@ pub struct SileroVad {
     transform: Linear,
     convolutions: [Linear; 4],
     input: Linear,
-    hidden: Linear,
+    hidden: Recurrent,
     output: Vec<f32>,
     output_bias: f32,
 }
@@ -95,10 +96,7 @@ impl SileroVad {
                 Linear::new(&middle, weights.floats("conv4.bias", &[WIDE])?),
             ],
             input: Linear::new(&weights.floats("lstm_cell.weight_ih", &[GATES, WIDE])?, bias),
-            hidden: Linear::new(
-                &weights.floats("lstm_cell.weight_hh", &[GATES, WIDE])?,
-                vec![0.0; GATES],
-            ),
+            hidden: Recurrent::new(&weights.floats("lstm_cell.weight_hh", &[GATES, HIDDEN])?),
             output: weights.floats("final_conv.weight", &[1, WIDE, 1])?,
             output_bias: weights.floats("final_conv.bias", &[1])?[0],
         })
@@ -331,8 +329,8 @@ impl SileroStream<'_> {
                     network.encode(waves, buffers, gates)
                 });
         }
-        for gates in gates.chunks_exact_mut(GATES) {
-            network.hidden.add(&self.hidden, gates, 1, &|_| (0, 0));
+        for (window, gates) in gates.chunks_exact_mut(GATES).enumerate() {
+            network.hidden.add(&[self.hidden], gates, window % 2 == 1);
             step(gates, &mut self.cell, &mut self.hidden);
             let mut sum = network.output_bias;
             for (&hidden, &weight) in self.hidden.iter().zip(&network.output) {

@@ -129,7 +129,7 @@ pub fn first_model(
         }),
     };
     let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(wrong)?;
-    let model = TdtModel::from_open(opened, config, DType::F32, device).map_err(wrong)?;
+    let model = TdtModel::from_open(opened, config, DType::F32, DType::F32, device).map_err(wrong)?;
     Ok((model, change))
 }
 

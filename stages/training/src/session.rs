@@ -108,19 +108,9 @@ const OTHER_STYLE: f64 = 0.5;
 pub const VOCABULARY: &str = "vocabulary.tsv";
 
 impl Session {
-    /// Locks the folder and makes or loads the model. All ranks are in this process.
+    /// Locks the folder and makes or loads the model. All ranks are in this process, or those of `group` are distributed over
+    /// the processes of a run, of which this is process 0.
     pub fn begin(
-        storage: &Storage,
-        settings: &ResolvedSettings,
-        data: Option<&str>,
-        evaluate: Option<Evaluate>,
-        report: Report,
-    ) -> Result<Self, TrainingError> {
-        Self::begin_distributed(storage, settings, data, evaluate, report, None)
-    }
-
-    /// As [`Session::begin`] with the ranks distributed over the processes of a run, of which this is process 0.
-    pub fn begin_distributed(
         storage: &Storage,
         settings: &ResolvedSettings,
         data: Option<&str>,

@@ -178,7 +178,7 @@ pub(crate) fn continued(
         (Some(lora), Some(adapter)) => (lora, adapter),
     };
     let config = ModelConfig::from_nemo_yaml(&opened.config_yaml)?;
-    let model = TdtModel::from_open_storing(opened, config, DType::F32, matrices, device)?;
+    let model = TdtModel::from_open(opened, config, DType::F32, matrices, device)?;
     let given = given_matrices(&adapter, lora.config("").scale()).map_err(refuse)?;
     let count = given.len();
     let adapted = model.with_lora(lora.config(&settings.init), given, settings.seed);

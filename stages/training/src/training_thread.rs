@@ -66,7 +66,7 @@ pub(crate) fn train(
     let screen = context.clone();
     let evaluate = evaluation(settings, context, "validation", settings.eval_samples_per_language)?;
     let protected = evaluation(settings, context, "protect", settings.protect.samples_per_language)?;
-    let mut session = Session::begin_distributed(
+    let mut session = Session::begin(
         &context.storage,
         settings,
         data,

@@ -189,7 +189,7 @@ fn a_beam_of_one_is_greedy_search_and_observers_see_each_token() {
     let best = install(|| model.transcribe_n_best(&all)).unwrap();
     let mut seen: Vec<Vec<Vec<f32>>> = vec![Vec::new(); all.len()];
     let mut observe = |utterance: usize, _: u32, logits: &[f32]| seen[utterance].push(logits.to_vec());
-    let found = install(|| model.transcribe_observed(&all, Some(&mut observe))).unwrap();
+    let found = install(|| model.transcribe_with(&all, &model.decoding, Some(&mut observe))).unwrap();
     for ((found, best), seen) in found.iter().zip(&best).zip(&seen) {
         assert_eq!(found, &best[0]);
         assert_eq!(found.ids.len(), seen.len());

@@ -66,7 +66,7 @@ fn tokens_of_beams_have_their_own_scores() {
         let mut observe = |_: usize, token: u32, logits: &[f32]| {
             seen.push((token, TokenScore::new(&method, token, logits, true).unwrap().logprob));
         };
-        let found = install(|| model.transcribe_observed(&[&samples], Some(&mut observe))).unwrap();
+        let found = install(|| model.transcribe_with(&[&samples], &model.decoding, Some(&mut observe))).unwrap();
         let ids: Vec<u32> = seen.iter().map(|(token, _)| *token).collect();
         assert_eq!(ids, found[0].ids);
         assert!(

@@ -1,4 +1,7 @@
 //! The functions of cuBLASLt's shared library that are used, with the names, numbers and layouts of `cublasLt.h`.
+//!
+//! cudarc has them too, but only in builds with CUDA, where candle has it link the library (`dynamic-linking`; its build script refuses
+//! `dynamic-loading` beside that). Tests without CUDA run these descriptions of products on a stand-in.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -129,8 +132,11 @@ impl Library {
         loaded.as_ref().map_err(String::as_str)
     }
 
-    /// Loads a library and looks its functions up.
-    pub(crate) fn open(name: &CStr, flags: c_int) -> std::result::Result<Library, String> {
+    /// Loads a library and looks its functions up. `flags` are added to those of `dlopen`.
+    ///
+    /// # Errors
+    /// Where it cannot be loaded or has not all of the functions.
+    pub fn open(name: &CStr, flags: c_int) -> std::result::Result<Library, String> {
         let shown = name.to_string_lossy();
         // SAFETY: the name ends with a zero. What runs as it is loaded is the library's own beginning: it is cuBLASLt, found by
         // the system's loader, or the stand-in of the tests.
@@ -221,7 +227,7 @@ pub fn check() -> std::result::Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::DeviceUnderTest;
+    use crate::flow_cuda_emulator::DeviceUnderTest;
 
     #[test]
     fn it_can_be_switched_off() {

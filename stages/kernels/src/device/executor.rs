@@ -1,4 +1,4 @@
-//! What runs kernels and products for a thread: the CUDA driver, or in tests an emulator in its place.
+//! What runs kernels and products for a thread: the CUDA driver, or in tests another one in its place (the crate `flow-cuda-emulator`).
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -56,8 +56,8 @@ pub(crate) fn has_stand_in() -> bool {
     STAND_IN.get().is_some()
 }
 
-/// Does `work` with this in place of the driver; with none, CPU tensors are CPU tensors.
-pub(crate) fn with_stand_in<R>(stand_in: Option<&'static dyn Executor>, work: impl FnOnce() -> R) -> R {
+/// Does `work` on this thread with another executor in place of the driver; with none, CPU tensors are CPU tensors.
+pub fn with_stand_in<R>(stand_in: Option<&'static dyn Executor>, work: impl FnOnce() -> R) -> R {
     struct Back(Option<&'static dyn Executor>);
     impl Drop for Back {
         fn drop(&mut self) {

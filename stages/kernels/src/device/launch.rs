@@ -15,7 +15,7 @@ use crate::noise::DropMask;
 use crate::timings;
 
 /// Threads of every block; as in `prelude.cuh`.
-pub(crate) const THREADS: usize = 256;
+pub const THREADS: usize = 256;
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
@@ -49,7 +49,7 @@ pub struct Grid([usize; 2]);
 
 impl<'a> Argument<'a> {
     /// The tensors that it is.
-    pub(crate) fn tensors(&self) -> &'a [Tensor] {
+    pub fn tensors(&self) -> &'a [Tensor] {
         match *self {
             Argument::Read(tensor)
             | Argument::Write(tensor)

@@ -2,15 +2,17 @@
 
 #[cfg(feature = "cuda")]
 mod compiled;
-pub(crate) mod cublaslt;
+pub mod cublaslt;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod driver;
-pub(crate) mod executor;
-pub(crate) mod launch;
+pub mod executor;
+pub mod launch;
+#[cfg(test)]
+mod launch_tests;
 pub(crate) mod placed;
-pub(crate) mod signature;
-pub(crate) mod sources;
+pub mod signature;
+pub mod sources;
 pub mod upload;
 
 use std::convert::Infallible;
@@ -150,7 +152,7 @@ pub fn is_out_of_memory(error: &impl fmt::Display) -> bool {
 }
 
 /// How the driver calls it.
-pub(crate) const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+pub const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 
 /// Gives memory that no tensor has back to the driver, so that a failed allocation can be tried again in one piece. Waits
 /// for the device.

@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 pub struct Kernel {
     pub name: &'static str,
     /// Index of its file.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub file: usize,
     pub parameters: Vec<Parameter>,
     /// Whether its blocks wait for each other, so that all of them have to run at once.

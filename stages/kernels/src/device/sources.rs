@@ -38,17 +38,20 @@ const FILES: [(&str, &str); 16] = [
 ];
 
 /// A kernel file.
-pub(crate) struct File {
+pub struct File {
+    /// Without its ending.
     pub name: &'static str,
     /// Without the prelude.
     pub source: &'static str,
     /// Whether its code is the program's own: file, prelude and macros.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub own: bool,
 }
 
-pub(crate) struct Sources {
+/// The kernel files of a process, and what is put before each.
+pub struct Sources {
+    /// The code before each file.
     pub prelude: &'static str,
+    /// All of them.
     pub files: Vec<File>,
     /// `NAME=VALUE` or `NAME`.
     pub defines: Vec<String>,
@@ -58,7 +61,7 @@ pub(crate) struct Sources {
 ///
 /// # Errors
 /// If `FLOW_KERNELS` names no folder, or one with a file that is no kernel file; if `FLOW_KERNEL_DEFINES` defines no macros.
-pub(crate) fn sources() -> Result<&'static Sources> {
+pub fn sources() -> Result<&'static Sources> {
     static SOURCES: OnceLock<std::result::Result<Sources, String>> = OnceLock::new();
     let sources = SOURCES.get_or_init(|| {
         let folder = std::env::var_os("FLOW_KERNELS").filter(|folder| !folder.is_empty());

@@ -189,7 +189,7 @@ mod pinned {
 mod tests {
     use super::*;
     use crate::counts::counted;
-    use crate::testing::DeviceUnderTest;
+    use crate::flow_cuda_emulator::DeviceUnderTest;
 
     /// Each upload is seen as it was filled, however long it is and whatever was there before.
     #[test]

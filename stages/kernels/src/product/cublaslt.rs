@@ -4,7 +4,7 @@
 //!
 //! Its functions are looked up in its shared library when they are first needed. Where the library is missing, has nothing for a
 //! product, or the environment variable `FLOW_CUBLASLT` is `off`, products are cuBLAS's. In tests the functions are those of a
-//! stand-in (`testing/cublaslt.rs`).
+//! stand-in (`flow-cuda-emulator`).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -358,13 +358,14 @@ mod tests {
     use super::*;
     use crate::counts::counted;
     use crate::device::{is_out_of_memory, set_tf32};
+    use crate::flow_cuda_emulator::cublaslt::{Counted, Fault, count, set_fault};
+    use crate::flow_cuda_emulator::{DeviceUnderTest, cublaslt as stand_in, emulator};
     use crate::is_gpu;
     use crate::noise::Noise;
     use crate::product::{
         StackedProducts, add_product_in, product, product_in, product_rounded_in, product_with_bias_in,
     };
-    use crate::testing::cublaslt::{Counted, Fault, count, set_fault};
-    use crate::testing::{DeviceUnderTest, cublaslt as stand_in, emulator, normal, values};
+    use crate::testing::{normal, values};
 
     /// With the stand-in, or on a device with the library there. One at a time: plans are those of the process.
     fn with_library<R>(work: impl FnOnce(&Device) -> R) -> R {

@@ -11,7 +11,8 @@ use super::each_task;
 use super::gemv::{COLUMNS, gemv};
 use super::matrix::Matrix;
 use super::micro_kernel::{KC, MR_MAX, MicroKernel, NR_MAX, Piece, Processor, STRIP, Sums, transpose_8x8};
-use super::packing::{Buffer, PackedBlock, PackedMatrix, Panels, copy_row};
+use super::packing::{PackedBlock, PackedMatrix, Panels, copy_row};
+use crate::aligned::Aligned;
 
 /// Most panels of the MR side that a task takes together, as far as they are in the [L2 cache](l2_bytes).
 const MC_PANELS: usize = 8;
@@ -34,8 +35,8 @@ const ROWS_AHEAD: usize = 16;
 const PARALLEL: usize = 1 << 20;
 
 thread_local! {
-    static MR_BUFFER: RefCell<Buffer> = RefCell::default();
-    static NR_BUFFER: RefCell<Buffer> = RefCell::default();
+    static MR_BUFFER: RefCell<Aligned<f32>> = RefCell::default();
+    static NR_BUFFER: RefCell<Aligned<f32>> = RefCell::default();
 }
 
 /// The result of a product while tasks write their parts of it.
@@ -184,7 +185,8 @@ fn run(processor: Processor, mr_side: MrSide, nr_side: Matrix, taps: &[usize], m
         let depth = KC.min(whole_depth - first);
         let packed = match &mr_side {
             MrSide::Matrix(side) => {
-                let to = buffer.floats(width * depth).as_mut_ptr();
+                buffer.resize(width * depth);
+                let to = buffer.as_mut_ptr();
                 let packed = PackedBlock { to, depth };
                 // SAFETY: the buffer has room for all panels.
                 unsafe { packed.fill(*side, &panels, first, parallel) };
@@ -267,9 +269,8 @@ impl MacroKernel<'_> {
         let packed = if straight {
             std::ptr::null()
         } else {
-            let to = buffer
-                .floats(chunk.len().div_ceil(columns) * panel_stride(columns, depth))
-                .as_mut_ptr();
+            buffer.resize(chunk.len().div_ceil(columns) * panel_stride(columns, depth));
+            let to = buffer.as_mut_ptr();
             // SAFETY: the buffer has room for all.
             unsafe { self.pack_nr_side(chunk.clone(), to) };
             to.cast_const()

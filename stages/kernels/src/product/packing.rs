@@ -3,6 +3,7 @@
 use super::each_task;
 use super::matrix::Matrix;
 use super::micro_kernel::{KC, MR_MAX, Processor, transpose_8x8};
+use crate::aligned::Aligned;
 
 /// The elements of one side of a product that belong to consecutive panels, packed for one block of depth.
 ///
@@ -41,31 +42,10 @@ impl Panels {
     }
 }
 
-/// Sixteen floats at the start of a cache line.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "read and written through pointers to floats")] [f32; 16]);
-
-/// Memory for packed operands, which grows and is reused.
-#[derive(Default)]
-pub struct Buffer(Vec<Line>);
-
-impl Buffer {
-    /// Room for `count` floats, with values without meaning.
-    pub fn floats(&mut self, count: usize) -> &mut [f32] {
-        let lines = count.div_ceil(16);
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0.0; 16]));
-        }
-        // SAFETY: a `Line` is 16 floats without padding, and any floats are a `Line`.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast::<f32>(), count) }
-    }
-}
-
 /// The right-hand side of products, packed once.
 pub struct PackedMatrix {
     pub processor: Processor,
-    buffer: Buffer,
+    buffer: Aligned<f32>,
     pub depth: usize,
     pub columns: usize,
 }
@@ -74,9 +54,9 @@ impl PackedMatrix {
     pub fn new(processor: Processor, b: Matrix) -> Self {
         let side = b.transposed();
         let panels = Panels::new(processor, side.rows);
-        let mut buffer = Buffer::default();
         let width = side.rows.next_multiple_of(processor.lanes());
-        let to = buffer.floats(width * side.columns).as_mut_ptr();
+        let mut buffer = Aligned::<f32>::zeroed(width * side.columns);
+        let to = buffer.as_mut_ptr();
         for first in (0..side.columns).step_by(KC) {
             let depth = KC.min(side.columns - first);
             let block = PackedBlock {
@@ -103,13 +83,7 @@ impl PackedMatrix {
     pub fn block(&self, first: usize, depth: usize) -> PackedBlock {
         let width = self.columns.next_multiple_of(self.processor.lanes());
         PackedBlock {
-            to: self
-                .buffer
-                .0
-                .as_ptr()
-                .cast::<f32>()
-                .wrapping_add(first * width)
-                .cast_mut(),
+            to: self.buffer.as_ptr().wrapping_add(first * width).cast_mut(),
             depth,
         }
     }

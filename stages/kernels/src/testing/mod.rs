@@ -1,50 +1,12 @@
-//! For tests of this crate and of those above it: finite differences for hand-written backward passes, and what runs
-//! kernels for devices. It panics where something is not as it should be.
+//! For tests of this crate and of those above it: finite differences for hand-written backward passes. It panics where something is
+//! not as it should be.
 
-pub mod cublaslt;
-pub mod emulator;
-#[cfg(test)]
-mod emulator_tests;
 #[cfg(test)]
 pub(crate) mod on_device;
 
-use std::sync::OnceLock;
-
 use candle_core::{Device, Tensor};
 
-use crate::device::DeviceChoice;
 use crate::noise::Noise;
-
-/// What runs the kernels for devices in tests: the emulator, or the device that the environment variable
-/// `FLOW_TEST_DEVICE` names (`cuda`, `cuda:1`).
-pub struct DeviceUnderTest(Option<Device>);
-
-impl DeviceUnderTest {
-    /// The one of this process.
-    pub fn get() -> &'static Self {
-        static CHOSEN: OnceLock<DeviceUnderTest> = OnceLock::new();
-        CHOSEN.get_or_init(|| match std::env::var("FLOW_TEST_DEVICE") {
-            Ok(name) if name != "emulator" => {
-                let choice: DeviceChoice = name.parse().unwrap();
-                assert!(choice != DeviceChoice::Cpu, "the CPU is what devices are compared with");
-                DeviceUnderTest(Some(choice.open(0).unwrap()))
-            }
-            _ => DeviceUnderTest(None),
-        })
-    }
-
-    pub fn is_emulated(&self) -> bool {
-        self.0.is_none()
-    }
-
-    /// Does `work` with the device that tensors are to be on: under emulation that is the CPU.
-    pub fn run<R>(&self, work: impl FnOnce(&Device) -> R) -> R {
-        match &self.0 {
-            Some(device) => work(device),
-            None => emulator::with(true, || work(&Device::Cpu)),
-        }
-    }
-}
 
 /// A tensor of standard normal values in f64.
 pub fn normal(shape: &[usize], noise: &mut Noise) -> Tensor {

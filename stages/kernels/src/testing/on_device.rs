@@ -6,9 +6,10 @@
 
 use candle_core::{DType, Tensor};
 
-use super::{DeviceUnderTest, normal, values};
+use super::{normal, values};
 use crate::counts::counted;
 use crate::error::Result;
+use crate::flow_cuda_emulator::DeviceUnderTest;
 use crate::noise::Noise;
 
 pub(crate) const BOUND: f64 = 2e-5;

@@ -414,7 +414,12 @@ fn transducers_align_their_own_texts_where_greedy_search_found_them() {
         let (model, frames) = encoded(set);
         for frames in &frames {
             let greedy = model
-                .decode_on(frames, &mut model.greedy_state().unwrap(), None)
+                .decode_on(
+                    &model.decoding,
+                    frames,
+                    &mut model.greedy_state(&model.decoding).unwrap(),
+                    None,
+                )
                 .unwrap();
             let text = text(&greedy.ids, false);
             for costs in [Costs::FORCED, SOME_COSTS] {

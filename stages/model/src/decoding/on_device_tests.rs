@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
 use flow_kernels::counts::counted;
-use flow_kernels::testing::DeviceUnderTest;
 
 use super::beam::Steps;
 use super::{GreedyState, Hypothesis, Networks, decode_greedy_observed, decode_greedy_on};

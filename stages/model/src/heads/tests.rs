@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
 use flow_kernels::ctc::loss_and_gradient;
-use flow_kernels::testing::{DeviceUnderTest, max_difference, values};
+use flow_kernels::testing::{max_difference, values};
 use serde_json::Value;
 
 use super::*;
@@ -233,7 +234,9 @@ fn greedy_ctc_is_nemos_token_for_token() {
             assert!(logits.iter().all(|logit| *logit <= logits[token as usize]));
             shown[utterance].push(token);
         };
-        let found = model.transcribe_observed(&slices(&waves), Some(&mut observe)).unwrap();
+        let found = model
+            .transcribe_with(&slices(&waves), &model.decoding, Some(&mut observe))
+            .unwrap();
         for (utterance, hypothesis) in found.iter().enumerate() {
             let own = &golden["ctc_own"][utterance];
             assert_eq!(hypothesis.ids, numbers(&own["ids"]), "{set} {utterance}");
@@ -267,12 +270,12 @@ fn greedy_ctc_is_nemos_token_for_token() {
             }
             // Alone, and in parts, it is the same.
             let encoded = model.encode_frames(&waves[utterance], 0, None).unwrap();
-            let (mut state, mut parts) = (model.greedy_state().unwrap(), Hypothesis::default());
+            let (mut state, mut parts) = (model.greedy_state(&model.decoding).unwrap(), Hypothesis::default());
             for first in (0..encoded.dim(0).unwrap()).step_by(5) {
                 let part = encoded
                     .narrow(0, first, 5.min(encoded.dim(0).unwrap() - first))
                     .unwrap();
-                let next = model.decode_on(&part, &mut state, None).unwrap();
+                let next = model.decode_on(&model.decoding, &part, &mut state, None).unwrap();
                 parts.ids.extend(next.ids);
                 parts
                     .frames
@@ -301,7 +304,7 @@ fn beam_search_of_ctc_is_nemos() {
         let mut rows: Vec<Vec<f32>> = Vec::new();
         let mut observe = |_: usize, _: u32, logits: &[f32]| rows.push(logits.to_vec());
         let greedy = model
-            .transcribe_observed(&[wave], Some(&mut observe))
+            .transcribe_with(&[wave], &model.decoding, Some(&mut observe))
             .unwrap()
             .remove(0);
         let settings = DecodingSettings {
@@ -331,11 +334,17 @@ fn beam_search_of_ctc_is_nemos() {
             }
         }
         // It does not go on from part to part.
-        assert!(model.greedy_state().unwrap_err().to_string().contains("window: vad"));
+        assert!(
+            model
+                .greedy_state(&model.decoding)
+                .unwrap_err()
+                .to_string()
+                .contains("window: vad")
+        );
         let mut shown: Vec<Vec<f32>> = Vec::new();
         let mut observe = |_: usize, _: u32, logits: &[f32]| shown.push(logits.to_vec());
         let best = model
-            .transcribe_observed(&[wave], Some(&mut observe))
+            .transcribe_with(&[wave], &model.decoding, Some(&mut observe))
             .unwrap()
             .remove(0);
         let times = |hypothesis: &Hypothesis| (hypothesis.frames.clone(), hypothesis.durations.clone());
@@ -905,7 +914,7 @@ fn a_training_step_of_a_streaming_model_has_nemos_losses_and_all_gradients() {
     for dtype in [DType::F64, DType::F32] {
         config.encoder.causal.contexts = vec![context];
         let opened = opened("streaming");
-        let mut model = TdtModel::from_open(opened, config.clone(), dtype, &Device::Cpu).unwrap();
+        let mut model = TdtModel::from_open(opened, config.clone(), dtype, dtype, &Device::Cpu).unwrap();
         let mut gradients = Gradients::new(&model.parameters);
         let output = model
             .train_micro_batch(&batch("streaming"), &quiet(), &mut gradients)
@@ -923,7 +932,7 @@ fn a_training_step_of_a_streaming_model_has_nemos_losses_and_all_gradients() {
     config.encoder.causal.probabilities[all.len() - 1] = 1.0;
     let loss = |config: &ModelConfig, seed: u64| {
         let opened = self::opened("streaming");
-        let mut model = TdtModel::from_open(opened, config.clone(), DType::F64, &Device::Cpu).unwrap();
+        let mut model = TdtModel::from_open(opened, config.clone(), DType::F64, DType::F64, &Device::Cpu).unwrap();
         let mut gradients = Gradients::new(&model.parameters);
         let options = TrainOptions { seed, ..quiet() };
         let output = model.train_micro_batch(&batch("streaming"), &options, &mut gradients);

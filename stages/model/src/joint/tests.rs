@@ -1,7 +1,8 @@
 use super::*;
 use crate::testing::golden;
 use candle_core::{DType, Device};
-use flow_kernels::testing::{DeviceUnderTest, check_gradient, max_difference, normal, values};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_kernels::testing::{check_gradient, max_difference, normal, values};
 use flow_kernels::{Noise, is_gpu, tdt};
 use proptest::prelude::*;
 

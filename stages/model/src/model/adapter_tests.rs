@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_kernels::testing::values;
 use serde_yaml::Value;
 
 use super::*;
@@ -42,7 +43,7 @@ fn opened(enabled: &[&str], change: impl FnOnce(&mut Value)) -> OpenModel {
 
 fn model_of(opened: OpenModel, dtype: DType, device: &Device) -> Result<TdtModel> {
     let config = ModelConfig::from_nemo_yaml(&opened.config_yaml)?;
-    TdtModel::from_open(opened, config, dtype, device)
+    TdtModel::from_open(opened, config, dtype, dtype, device)
 }
 
 fn model(enabled: &[&str], dtype: DType, device: &Device) -> TdtModel {
@@ -293,7 +294,7 @@ fn other_adapters_are_refused_by_name() {
     let opened_again = opened(&["pre_ad", "post_ad"], |_| ());
     let mut config = ModelConfig::from_nemo_yaml(&opened_again.config_yaml).unwrap();
     config.encoder.n_layers = 1;
-    TdtModel::from_open(opened_again, config, DType::F32, &Device::Cpu).unwrap();
+    TdtModel::from_open(opened_again, config, DType::F32, DType::F32, &Device::Cpu).unwrap();
     // transformers has none.
     let folder = tempfile::tempdir().unwrap();
     let written = opened(&["pre_ad"], |_| ()).write(&folder.path().join("hf"), Format::HuggingFace, None, false);

@@ -69,24 +69,16 @@ impl TdtModel {
         self.encoder.chunk_plan(&self.parameters, context)
     }
 
-    /// Begins a recording that is decoded as the model's settings say.
+    /// Begins a recording that is decoded as these settings say.
     ///
     /// # Errors
     /// As [`TdtModel::greedy_state`].
-    pub fn chunk_stream(&self) -> Result<ChunkStream> {
-        self.chunk_stream_for(Arc::new(self.decoding.clone()))
-    }
-
-    /// The same with other settings.
-    ///
-    /// # Errors
-    /// As [`TdtModel::greedy_state`].
-    pub fn chunk_stream_for(&self, settings: Arc<DecodingSettings>) -> Result<ChunkStream> {
+    pub fn chunk_stream(&self, settings: Arc<DecodingSettings>) -> Result<ChunkStream> {
         Ok(ChunkStream {
             features: Some(self.feature_stream()),
             waiting: Vec::new(),
             cache: self.encoder.cache(&self.parameters)?,
-            search: self.greedy_state_for(&settings)?,
+            search: self.greedy_state(&settings)?,
             settings,
             frames: 0,
         })
@@ -172,7 +164,7 @@ impl TdtModel {
                         ..(*stream.settings).clone()
                     }),
                 };
-                let next = self.decode_on_for(&settings, &encoded, &mut stream.search, of_this)?;
+                let next = self.decode_on(&settings, &encoded, &mut stream.search, of_this)?;
                 let all = &mut found[index];
                 all.ids.extend(next.ids);
                 all.durations.extend(next.durations);

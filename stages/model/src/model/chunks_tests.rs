@@ -166,7 +166,7 @@ fn model_in(contexts: &[(Option<usize>, Option<usize>)]) -> TdtModel {
     let contexts = contexts.iter().map(|&(left, right)| ChunkContext { left, right });
     config.encoder.causal.contexts = contexts.collect();
     config.encoder.attention_context = AttentionContext::Chunks(config.encoder.causal.contexts[0]);
-    TdtModel::from_open(opened, config, DType::F32, &Device::Cpu).unwrap()
+    TdtModel::from_open(opened, config, DType::F32, DType::F32, &Device::Cpu).unwrap()
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn what_has_no_limit_before_is_heard_step_by_step() {
     let encoded = |model: &TdtModel, context: ChunkContext| -> Vec<Tensor> {
         let plan = model.chunk_plan(context).unwrap();
         let each = waves.iter().map(|wave| {
-            let mut stream = model.chunk_stream().unwrap();
+            let mut stream = model.chunk_stream(Arc::new(model.decoding.clone())).unwrap();
             let mut found = Vec::new();
             let mut keep = |frames: &Tensor| found.push(frames.clone());
             for (number, samples) in wave.chunks(3_001).enumerate() {
@@ -381,7 +381,7 @@ fn steps_are_nemos_with_what_they_keep() {
             let mut searches = heads.map(|head| {
                 let mut model = self::model();
                 decoded_by(&mut model, head);
-                let state = model.greedy_state().unwrap();
+                let state = model.greedy_state(&model.decoding).unwrap();
                 (model, state, Hypothesis::default())
             });
             let chunks = nemos_chunks(context, features.len() / bands);
@@ -423,7 +423,7 @@ fn steps_are_nemos_with_what_they_keep() {
                     }
                 }
                 for (model, state, found) in &mut searches {
-                    let next = model.decode_on(&encoded, state, None).unwrap();
+                    let next = model.decode_on(&model.decoding, &encoded, state, None).unwrap();
                     found.ids.extend(next.ids);
                     found.frames.extend(next.frames.iter().map(|frame| frames + frame));
                 }
@@ -501,7 +501,10 @@ fn what_is_heard_does_not_depend_on_the_blocks() {
             .map(|wave| model.transcribe(&[wave]).unwrap().remove(0))
             .collect();
         let hear = |blocks: [usize; 2]| {
-            let mut streams = [model.chunk_stream().unwrap(), model.chunk_stream().unwrap()];
+            let mut streams = [
+                model.chunk_stream(Arc::new(model.decoding.clone())).unwrap(),
+                model.chunk_stream(Arc::new(model.decoding.clone())).unwrap(),
+            ];
             let mut found = [Hypothesis::default(), Hypothesis::default()];
             let mut at = [0, 0];
             while (0..2).any(|index| at[index] < waves[index].len()) {
@@ -620,7 +623,7 @@ fn wrong_chunks_contexts_and_models_are_refused() {
             .contains("cache-aware")
     );
     // A recording without samples.
-    let mut stream = model.chunk_stream().unwrap();
+    let mut stream = model.chunk_stream(Arc::new(model.decoding.clone())).unwrap();
     let nothing = NextSamples {
         samples: &[],
         is_last: true,

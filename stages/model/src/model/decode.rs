@@ -46,7 +46,7 @@ impl TdtModel {
 
     /// Transcription of signals (16 kHz mono in [-1, 1]), padded to the longest: group them by length.
     pub fn transcribe(&self, signals: &[&[f32]]) -> Result<Vec<Hypothesis>> {
-        self.transcribe_observed(signals, None)
+        self.transcribe_with(signals, &self.decoding, None)
     }
 
     /// The same, with a language prompt for each signal, or if there are none the model's own.
@@ -62,12 +62,8 @@ impl TdtModel {
         self.decode_parts(parts, &self.decoding, None)
     }
 
-    /// The same as [`TdtModel::transcribe`]; `observer` sees the outputs behind each token, for confidences.
-    pub fn transcribe_observed(&self, signals: &[&[f32]], observer: Option<TokenObserver>) -> Result<Vec<Hypothesis>> {
-        self.transcribe_with(signals, &self.decoding, observer)
-    }
-
-    /// The same with other decoding settings.
+    /// The same as [`TdtModel::transcribe`] with other decoding settings; `observer` sees the outputs behind each token, for
+    /// confidences.
     ///
     /// # Errors
     /// Where the model cannot be decoded so, or the settings know the speech of another number of signals.

@@ -2,10 +2,11 @@
 //! model on the CPU.
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_cuda_emulator::emulator::{self, with_allocations};
 use flow_kernels::device::is_out_of_memory;
-use flow_kernels::emulator::{self, with_allocations};
 use flow_kernels::squares::sum_of_squares;
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_kernels::testing::values;
 
 use super::{MicroBatch, TdtModel, TrainOptions};
 use crate::Result;
@@ -108,7 +109,7 @@ fn a_batch_without_memory_is_transcribed_in_parts() {
             emulator::with(true, || {
                 let mut seen = vec![Vec::new(); signals.len()];
                 let mut observer = |utterance: usize, token: u32, _: &[f32]| seen[utterance].push(token);
-                let heard = model.transcribe_observed(signals, Some(&mut observer))?;
+                let heard = model.transcribe_with(signals, &model.decoding, Some(&mut observer))?;
                 let with_losses = model.transcribe_with_losses(signals, &targets[..signals.len()], &[])?;
                 Result::Ok((heard, with_losses, seen))
             })

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use candle_core::{DType, Device};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_cuda_emulator::cublaslt::{self as stand_in, Counted};
 use flow_kernels::counts::{Counts, counted, so_far};
-use flow_kernels::testing::cublaslt::{self as stand_in, Counted};
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_kernels::testing::values;
 
 use super::{MicroBatch, TdtModel, TrainOptions};
 use crate::pass_parts::{PartObserver, PassPart};

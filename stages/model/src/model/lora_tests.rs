@@ -1,6 +1,7 @@
 //! LoRA: the model with thin matrices beside its weights, its gradients, and its files.
 
-use flow_kernels::testing::{DeviceUnderTest, values};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_kernels::testing::values;
 
 use super::*;
 use crate::checkpoint::{ADAPTER_WEIGHTS, Adapter, base_and_adapter};
@@ -242,7 +243,7 @@ fn an_adapter_begins_with_nothing_and_is_kept_in_files() {
     let adapter = adapter.unwrap();
     assert_eq!(adapter.base.as_deref(), Some("base"));
     let yaml = ModelConfig::from_nemo_yaml(&opened.config_yaml).unwrap();
-    let again = TdtModel::from_open(opened, yaml, DType::F32, &Device::Cpu).unwrap();
+    let again = TdtModel::from_open(opened, yaml, DType::F32, DType::F32, &Device::Cpu).unwrap();
     let matrices: Vec<_> = (adapter.matrices().unwrap().into_iter())
         .map(|(name, matrix, _)| (name, matrix))
         .collect();

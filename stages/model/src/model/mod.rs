@@ -92,41 +92,27 @@ impl TdtModel {
     fn load_in(path: &Path, numbers: (DType, DType, Precision), device: &Device, shares: bool) -> Result<Self> {
         let opened = OpenModel::open(path)?;
         let config = ModelConfig::from_nemo_yaml(&opened.config_yaml).map_err(|error| broken(path, error))?;
-        Self::from_shared_entries(opened, config, numbers, device, shares).map_err(|error| match error {
+        Self::from_entries(opened, config, numbers, device, shares).map_err(|error| match error {
             Error::File { .. } | Error::Io { .. } => error,
             other => broken(path, other),
         })
     }
 
     /// An opened model under a configuration, which is its own or one with other settings (dropout rates, for
-    /// instance). Its tensors are read one by one.
-    pub fn from_open(opened: OpenModel, config: ModelConfig, dtype: DType, device: &Device) -> Result<Self> {
-        Self::from_open_storing(opened, config, dtype, dtype, device)
-    }
-
-    /// The same with the matrices of linear layers stored in another data type than `dtype`, as each is read.
-    pub fn from_open_storing(
+    /// instance). Its tensors are read one by one, the matrices of linear layers stored in a data type of their own.
+    pub fn from_open(
         opened: OpenModel,
         config: ModelConfig,
         dtype: DType,
         matrices: DType,
         device: &Device,
     ) -> Result<Self> {
-        Self::from_entries(opened, config, (dtype, matrices, Precision::F32), device)
+        Self::from_entries(opened, config, (dtype, matrices, Precision::F32), device, false)
     }
 
     /// An opened model whose configuration may have fewer layers, computed in the first number type, with matrices stored in the second
-    /// one and products in a precision.
+    /// one and products in a precision. It may share tensors with others.
     pub(crate) fn from_entries(
-        opened: OpenModel,
-        config: ModelConfig,
-        numbers: (DType, DType, Precision),
-        device: &Device,
-    ) -> Result<Self> {
-        Self::from_shared_entries(opened, config, numbers, device, false)
-    }
-
-    fn from_shared_entries(
         opened: OpenModel,
         config: ModelConfig,
         (dtype, matrices, precision): (DType, DType, Precision),

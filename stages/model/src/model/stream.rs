@@ -60,31 +60,17 @@ impl TdtModel {
     ///
     /// # Errors
     /// If a language model is of another vocabulary, or the head that is to decode has no such search.
-    pub fn greedy_state(&self) -> Result<SearchState> {
-        self.greedy_state_for(&self.decoding)
-    }
-
-    /// The same with other settings.
-    pub(super) fn greedy_state_for(&self, settings: &DecodingSettings) -> Result<SearchState> {
+    pub fn greedy_state(&self, settings: &DecodingSettings) -> Result<SearchState> {
         self.head_of(settings)?.start(&self.parameters, settings, 1)
     }
 
     /// Greedy search in the next encoded frames of a recording, (frames, d); frames of tokens count from the first of
-    /// these. Texts are left empty. A token of CTC that goes on in the next part does not get longer.
+    /// these. Texts are left empty. A token of CTC that goes on in the next part does not get longer. The settings are those
+    /// that the state began with.
     ///
     /// # Errors
     /// If the device fails.
     pub fn decode_on(
-        &self,
-        encoded: &Tensor,
-        state: &mut SearchState,
-        observer: Option<TokenObserver>,
-    ) -> Result<Hypothesis> {
-        self.decode_on_for(&self.decoding, encoded, state, observer)
-    }
-
-    /// The same with other settings, those that the state began with.
-    pub fn decode_on_for(
         &self,
         settings: &DecodingSettings,
         encoded: &Tensor,
@@ -120,12 +106,14 @@ mod tests {
             let frames = encoded.dim(0).unwrap();
             assert_eq!(frames, model.encoded_frames(wave.len()));
             for size in [1, 2, 7, frames] {
-                let (mut state, mut found) = (model.greedy_state().unwrap(), Hypothesis::default());
+                let (mut state, mut found) = (model.greedy_state(&model.decoding).unwrap(), Hypothesis::default());
                 let mut shown = 0;
                 for first in (0..frames).step_by(size) {
                     let part = encoded.narrow(0, first, size.min(frames - first)).unwrap();
                     let mut observe = |_: usize, _: u32, _: &[f32]| shown += 1;
-                    let next = model.decode_on(&part, &mut state, Some(&mut observe)).unwrap();
+                    let next = model
+                        .decode_on(&model.decoding, &part, &mut state, Some(&mut observe))
+                        .unwrap();
                     found.ids.extend(next.ids);
                     found.durations.extend(next.durations);
                     found
@@ -143,9 +131,9 @@ mod tests {
         }
         let nothing = model.encode_frames(&[0.0; 200], 5, None).unwrap();
         assert_eq!(nothing.dim(0).unwrap(), 0);
-        let mut state = model.greedy_state().unwrap();
+        let mut state = model.greedy_state(&model.decoding).unwrap();
         assert_eq!(
-            model.decode_on(&nothing, &mut state, None).unwrap(),
+            model.decode_on(&model.decoding, &nothing, &mut state, None).unwrap(),
             Hypothesis::default()
         );
     }

@@ -354,7 +354,9 @@ fn an_observer_sees_the_outputs_behind_each_token() {
         assert_eq!(token, first_largest as u32);
         seen[utterance].push(token);
     };
-    let found = model.transcribe_observed(&signals, Some(&mut observer)).unwrap();
+    let found = model
+        .transcribe_with(&signals, &model.decoding, Some(&mut observer))
+        .unwrap();
     assert!(found.iter().any(|hypothesis| !hypothesis.ids.is_empty()));
     let ids: Vec<Vec<u32>> = found.iter().map(|hypothesis| hypothesis.ids.clone()).collect();
     assert_eq!(seen, ids);

@@ -71,8 +71,8 @@ impl LogMel {
 
 #[cfg(test)]
 mod tests {
+    use flow_cuda_emulator::DeviceUnderTest;
     use flow_kernels::counts::counted;
-    use flow_kernels::testing::DeviceUnderTest;
 
     use super::*;
     use crate::config::TimeWidth;

@@ -6,11 +6,11 @@
 #![allow(clippy::needless_range_loop, reason = "loops over lanes become vectors in this form")]
 
 use flow_kernels::linear::Linear;
-use flow_kernels::multiversion;
 use flow_kernels::product::PackedRhs;
+use flow_kernels::{Aligned, multiversion};
 
 use crate::error::Result;
-use crate::layers::{Aligned, BatchNorm, LANES, Spare, normalized_relu, product_error, rounded};
+use crate::layers::{BatchNorm, LANES, Spare, normalized_relu, product_error, rounded};
 use crate::weights::Weights;
 
 /// Channels that a layer adds.
@@ -71,7 +71,7 @@ impl DenseBlock {
     }
 
     /// `x` (frames, inputs) with what the layers add, (frames, width).
-    pub fn dense(&self, x: &[f32], spare: &mut Spare) -> Result<Aligned> {
+    pub fn dense(&self, x: &[f32], spare: &mut Spare) -> Result<Aligned<f32>> {
         let width = self.width();
         let frames = x.len() / self.inputs;
         let mut buffer = spare.take_values(frames * width);
@@ -98,7 +98,7 @@ impl DenseBlock {
     }
 
     /// (frames, outputs) of (frames, width).
-    pub fn transit(&self, x: &[f32], spare: &mut Spare) -> Result<Aligned> {
+    pub fn transit(&self, x: &[f32], spare: &mut Spare) -> Result<Aligned<f32>> {
         let mut out = spare.take_values(x.len() / self.width() * self.outputs());
         let mut scratch = spare.take_values(BLOCK * (self.width() + PADDING));
         self.transit.apply(x, self.width(), &mut scratch, &mut out, |_, _| ())?;
@@ -149,7 +149,7 @@ impl Normalized {
         &self,
         x: &[f32],
         width: usize,
-        scratch: &mut Aligned,
+        scratch: &mut Aligned<f32>,
         out: &mut [f32],
         mut done: impl FnMut(usize, &mut [f32]),
     ) -> Result<()> {
@@ -172,10 +172,10 @@ impl Normalized {
 
 /// Memory of the layers of a block, which all have as many frames.
 struct Scratch {
-    normalized: Aligned,
+    normalized: Aligned<f32>,
     /// The frames within a layer, with as many frames of zeros before and behind them as the dilation is.
-    hidden: Aligned,
-    local: Aligned,
+    hidden: Aligned<f32>,
+    local: Aligned<f32>,
 }
 
 /// ReLU of rows with a bias.

@@ -7,6 +7,7 @@
 
 mod dense;
 
+use flow_kernels::Aligned;
 use flow_kernels::linear::Linear;
 use flow_kernels::product::PackedRhs;
 use rayon::prelude::*;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fbank::BANDS;
 use crate::layers::conv2d::{BasicBlock, Conv2d};
 use crate::layers::pooling::statistics;
-use crate::layers::{Aligned, BatchNorm, FeatureMap, KeptSpare, Spare, product_error, rounded};
+use crate::layers::{BatchNorm, FeatureMap, KeptSpare, Spare, product_error, rounded};
 use crate::weights::{Weights, unpack};
 use dense::{DenseBlock, biased_relu};
 
@@ -148,7 +149,7 @@ impl CamPlusPlus {
     }
 
     /// (frames / 2 rounded up, 128) of what the head gives.
-    fn tdnn(&self, head: &FeatureMap, spare: &mut Spare) -> Result<Aligned> {
+    fn tdnn(&self, head: &FeatureMap, spare: &mut Spare) -> Result<Aligned<f32>> {
         let frames = head.frames.div_ceil(TDNN_STRIDE);
         let mut rows = spare.take_values(frames * TDNN);
         let padding = TDNN_TAPS / 2;

@@ -6,10 +6,9 @@ pub mod winograd;
 pub mod winograd_frames;
 
 use std::cell::RefCell;
-use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
 
-use flow_kernels::multiversion;
+use flow_kernels::{Aligned, multiversion};
 
 use crate::error::{Error, Result};
 use crate::weights::Weights;
@@ -20,64 +19,12 @@ const EPSILON: f64 = 1e-5;
 /// Channels that are computed together, as two vectors or four.
 pub const LANES: usize = 32;
 
-/// Floats that begin at a cache line, so that vectors of them are in one line.
-#[derive(Default)]
-pub struct Aligned {
-    floats: Vec<f32>,
-    start: usize,
-    len: usize,
-}
-
-impl Aligned {
-    /// Floats of a cache line.
-    const LINE: usize = 16;
-
-    /// Floats that are taken for so many values.
-    fn room(len: usize) -> usize {
-        len + Self::LINE - 1
-    }
-
-    /// Changes the length. The values are then without meaning.
-    pub fn resize(&mut self, len: usize) {
-        let room = Self::room(len);
-        if self.floats.len() < room {
-            self.floats = vec![0.0; room];
-            // A multiple of four bytes apart from a line; otherwise the start does not matter.
-            self.start = self.floats.as_ptr().align_offset(4 * Self::LINE).min(Self::LINE - 1);
-        }
-        self.len = len;
-    }
-}
-
-impl From<&[f32]> for Aligned {
-    fn from(values: &[f32]) -> Self {
-        let mut aligned = Self::default();
-        aligned.resize(values.len());
-        aligned.copy_from_slice(values);
-        aligned
-    }
-}
-
-impl Deref for Aligned {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
-        &self.floats[self.start..self.start + self.len]
-    }
-}
-
-impl DerefMut for Aligned {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.floats[self.start..self.start + self.len]
-    }
-}
-
 /// Activations of a time-frequency network, (frames, bands, channels) row-major.
 pub struct FeatureMap {
     pub frames: usize,
     pub bands: usize,
     pub channels: usize,
-    pub values: Aligned,
+    pub values: Aligned<f32>,
 }
 
 impl FeatureMap {
@@ -100,7 +47,7 @@ impl FeatureMap {
 
 /// Memory that is no longer needed, for what is computed next: fresh memory costs as much as a layer.
 #[derive(Default)]
-pub struct Spare(Vec<Aligned>);
+pub struct Spare(Vec<Aligned<f32>>);
 
 impl Spare {
     /// A map whose values are without meaning.
@@ -115,10 +62,10 @@ impl Spare {
 
     /// Values without meaning: in the least memory that has room for them, or else in fresh memory, in place of the least
     /// there is.
-    pub fn take_values(&mut self, len: usize) -> Aligned {
+    pub fn take_values(&mut self, len: usize) -> Aligned<f32> {
         let all = || self.0.iter().enumerate();
-        let room = |(_, values): &(usize, &Aligned)| values.floats.len();
-        let fitting = all().filter(|found| room(found) >= Aligned::room(len));
+        let room = |(_, values): &(usize, &Aligned<f32>)| values.room();
+        let fitting = all().filter(|found| room(found) >= len);
         let chosen = fitting.min_by_key(room).or_else(|| all().min_by_key(room));
         let mut values = match chosen.map(|(place, _)| place) {
             Some(place) => self.0.swap_remove(place),
@@ -132,13 +79,13 @@ impl Spare {
         self.give_values(map.values);
     }
 
-    pub fn give_values(&mut self, values: Aligned) {
+    pub fn give_values(&mut self, values: Aligned<f32>) {
         self.0.push(values);
     }
 
     /// Floats of all its memory.
     fn floats(&self) -> usize {
-        self.0.iter().map(|values| values.floats.len()).sum()
+        self.0.iter().map(Aligned::room).sum()
     }
 }
 
@@ -165,11 +112,11 @@ impl KeptSpare {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<[Aligned; 3]> = RefCell::default();
+    static SCRATCH: RefCell<[Aligned<f32>; 3]> = RefCell::default();
 }
 
 /// Gives `work` memory of this thread, of any length and with values without meaning.
-pub fn with_scratch<R>(work: impl FnOnce(&mut [Aligned; 3]) -> R) -> R {
+pub fn with_scratch<R>(work: impl FnOnce(&mut [Aligned<f32>; 3]) -> R) -> R {
     // Taken out: while a product waits for other threads, this one may begin another piece of work.
     let mut scratch = SCRATCH.with_borrow_mut(std::mem::take);
     let result = work(&mut scratch);
@@ -257,20 +204,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_begin_at_a_cache_line_whatever_their_number() {
-        let mut spare = Spare::default();
-        for (frames, bands) in [(3, 5), (100, 80), (1, 1), (101, 80)] {
-            let mut map = spare.take(frames, bands, 7);
-            assert_eq!(map.values.len(), frames * bands * 7);
-            assert_eq!(map.values.as_ptr() as usize % 64, 0);
-            map.values.fill(1.0);
-            assert_eq!(map.at(frames - 1, bands - 1), [1.0; 7]);
-            spare.give(map);
-        }
-        assert_eq!(*Aligned::from(&[1.0, 2.0][..]), [1.0, 2.0]);
-    }
-
-    #[test]
     fn the_least_memory_with_room_is_taken() {
         let mut spare = Spare::default();
         for len in [1000, 100, 500] {
@@ -281,13 +214,13 @@ mod tests {
         let mut take = |len: usize| {
             let values = spare.take_values(len);
             assert_eq!(values.len(), len);
-            values.floats.len()
+            values.room()
         };
-        assert_eq!(take(400), Aligned::room(500));
+        assert_eq!(take(400), 500);
         // None has room: in place of the least one.
-        assert_eq!(take(2000), Aligned::room(2000));
-        assert_eq!(take(1), Aligned::room(1000));
-        assert_eq!(take(1), Aligned::room(1));
+        assert_eq!(take(2000), 2000);
+        assert_eq!(take(1), 1000);
+        assert_eq!(take(1), 1);
     }
 
     #[test]

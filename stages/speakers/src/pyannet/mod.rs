@@ -15,7 +15,6 @@ use crate::weights::{Weights, unpack};
 
 mod lstm;
 mod recording;
-mod recurrent;
 mod sinc;
 mod sincnet;
 #[cfg(test)]

@@ -480,7 +480,7 @@ fn main() -> Outcome<()> {
 fn run() -> Outcome<()> {
     // To see that it runs: its times are those of the emulator.
     if device_name() == "emulated" {
-        return flow_kernels::emulator::with(true, || run_on(&Device::Cpu));
+        return flow_cuda_emulator::emulator::with(true, || run_on(&Device::Cpu));
     }
     run_on(&device_name().parse::<DeviceChoice>()?.open(0)?)
 }

@@ -1,9 +1,9 @@
 use super::*;
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
 use flow_kernels::adamw::eight_bit::{LEAST, Table};
 use flow_kernels::adamw::{Moment, Numbers};
 use flow_kernels::counts::counted;
-use flow_kernels::testing::DeviceUnderTest;
 use flow_model::{Gradients, Parameters};
 use proptest::prelude::*;
 

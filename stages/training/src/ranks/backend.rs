@@ -21,7 +21,7 @@ pub(crate) fn new_nccl_id(
 ) -> Result<Option<NcclUniqueId>, TrainingError> {
     let device = parameters.device();
     let has_nccl = match device {
-        Device::Cpu => nccl::stand_in::is_chosen(),
+        Device::Cpu => nccl::is_chosen(),
         device => device.is_cuda() && cfg!(feature = "nccl"),
     };
     if config.ranks > 1 && has_nccl && !config.offload {

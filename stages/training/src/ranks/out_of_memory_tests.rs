@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::emulator::{self, with_allocations};
 use flow_kernels::device::DeviceChoice;
-use flow_kernels::emulator::{self, with_allocations};
 use flow_model::config::Reduction;
 use flow_model::model::{MicroBatch, MicroBatchOutput, TdtModel, TrainOptions};
 use flow_model::{Gradients, ParameterGroup, Parameters};

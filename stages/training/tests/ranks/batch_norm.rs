@@ -1,7 +1,5 @@
 //! Batch normalisation with the statistics of all ranks (`SyncBatchNorm`), and with frozen ones.
 
-use flow_storage::Storage;
-use flow_training::ranks::nccl::stand_in;
 use flow_training::settings::BatchNormStatistics;
 
 use super::*;
@@ -105,8 +103,8 @@ fn ranks_with_common_statistics_are_one_with_the_whole_batch() {
         let (off, name) = distance(&whole, &several);
         println!("{ranks} ranks: {off:e} in {name}");
         assert!(off < 1e-9, "{ranks} ranks: {off:e} in {name}");
-        let by_nccl = stand_in::with(|| trained(&model, &settings, false));
-        assert_eq!(distance(&several, &by_nccl).0, 0.0, "{ranks} ranks by NCCL");
+        let exchanged = by_nccl(|| trained(&model, &settings, false));
+        assert_eq!(distance(&several, &exchanged).0, 0.0, "{ranks} ranks by NCCL");
         // Layers that are computed again do not exchange their statistics again.
         let again = trained(&model, &settings, true);
         assert_eq!(distance(&several, &again).0, 0.0, "{ranks} ranks, recomputed");
@@ -134,15 +132,7 @@ fn ranks_with_common_statistics_stay_together() {
     let run = |settings: &TrainSettings, count: usize| {
         let joined = (count > 1).then(|| processes(count));
         let group = joined.as_ref().map(|(first, _)| process_group(first));
-        let mut session = Session::begin_distributed(
-            &Storage::default(),
-            &settings.clone().into(),
-            None,
-            None,
-            Box::new(|_| {}),
-            group,
-        )
-        .expect("training begins");
+        let mut session = begin(settings, group);
         for step in 0..6 {
             let mut batches = micro_batches(step);
             if step == 4 {
@@ -160,10 +150,7 @@ fn ranks_with_common_statistics_stay_together() {
         let others = [
             ("offloaded", run(&of(&format!("offloaded {ranks}"), ranks, true), 1)),
             ("processes", run(&of(&format!("processes {ranks}"), ranks, false), 2)),
-            (
-                "NCCL",
-                stand_in::with(|| run(&of(&format!("nccl {ranks}"), ranks, false), 2)),
-            ),
+            ("NCCL", by_nccl(|| run(&of(&format!("nccl {ranks}"), ranks, false), 2))),
         ];
         for (name, found) in others {
             let (off, what) = distance(&expected, &found);

@@ -71,9 +71,8 @@ fn an_evaluation_on_several_ranks_gives_the_numbers_of_one() {
         let group = spread.as_ref().map(|(first, _)| process_group(first));
         let evaluated = of("evaluated", 2).into();
         let evaluate = Some(evaluation(&found));
-        let mut session =
-            Session::begin_distributed(&Storage::default(), &evaluated, None, evaluate, Box::new(|_| {}), group)
-                .expect("training begins");
+        let mut session = Session::begin(&Storage::default(), &evaluated, None, evaluate, Box::new(|_| {}), group)
+            .expect("training begins");
         for step in 0..5 {
             session.step(&micro_batches(step), PLANNED).expect("a step");
         }
@@ -105,7 +104,7 @@ fn a_rank_that_cannot_evaluate_is_named() {
         };
         let spread = (count > 1).then(|| processes(count));
         let group = spread.as_ref().map(|(first, _)| process_group(first));
-        let mut session = Session::begin_distributed(
+        let mut session = Session::begin(
             &Storage::default(),
             &settings.into(),
             None,
@@ -152,7 +151,7 @@ fn a_process_that_is_lost_in_an_evaluation_is_named() {
             rank_timeout: 1e6,
             ..settings(&folder.path().join(number.to_string()), 4)
         };
-        let mut session = Session::begin_distributed(
+        let mut session = Session::begin(
             &Storage::default(),
             &settings.into(),
             None,

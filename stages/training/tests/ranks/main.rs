@@ -19,6 +19,7 @@ use flow_storage::Storage;
 use flow_training::TrainingError;
 use flow_training::average::MovingAverage;
 use flow_training::optimizer::AdamW;
+use flow_training::ranks::nccl::with_host_library;
 use flow_training::ranks::{ProcessGroup, WorkerProcess};
 use flow_training::resolved_settings::ResolvedSettings;
 use flow_training::session::Session;
@@ -27,6 +28,11 @@ use flow_training::train::TrainingTrain;
 use flow_training::trainer::{LoadedBatch, Trainer, TrainerConfig};
 
 const PLANNED: u32 = 4;
+
+/// Does `work`, in which ranks exchange by the stand-in for NCCL.
+fn by_nccl<R>(work: impl FnOnce() -> R) -> R {
+    with_host_library(flow_cuda_emulator::nccl::library(), work).expect("the stand-in")
+}
 
 fn settings(folder: &Path, ranks: u32) -> TrainSettings {
     TrainSettings {
@@ -87,14 +93,12 @@ fn micro_batches(step: u64) -> Vec<LoadedBatch> {
 }
 
 fn session(settings: &TrainSettings) -> Session {
-    Session::begin(
-        &Storage::default(),
-        &settings.clone().into(),
-        None,
-        None,
-        Box::new(|_| {}),
-    )
-    .expect("training begins")
+    begin(settings, None)
+}
+
+fn begin(settings: &TrainSettings, group: Option<ProcessGroup>) -> Session {
+    let settings = settings.clone().into();
+    Session::begin(&Storage::default(), &settings, None, None, Box::new(|_| {}), group).expect("training begins")
 }
 
 fn train(settings: &TrainSettings, steps: std::ops::Range<u64>) -> Session {
@@ -234,15 +238,7 @@ fn ranks_skip_a_step_of_which_nothing_came_together() {
         };
         let spread = (number == 2).then(|| processes(2));
         let group = spread.as_ref().map(|(first, _)| process_group(first));
-        let mut session = Session::begin_distributed(
-            &Storage::default(),
-            &settings.clone().into(),
-            None,
-            None,
-            Box::new(|_| {}),
-            group,
-        )
-        .expect("training begins");
+        let mut session = begin(&settings, group);
         for step in 0..5 {
             let report = session.step(&of(step), PLANNED).expect("a step");
             assert_eq!(report.skipped.is_some(), matches!(step, 1 | 2), "step {step}");
@@ -562,15 +558,7 @@ fn process_group(processes: &Arc<Processes>) -> ProcessGroup<'_> {
 }
 
 fn train_distributed(settings: &TrainSettings, processes: &Arc<Processes>, steps: std::ops::Range<u64>) -> Session {
-    let mut session = Session::begin_distributed(
-        &Storage::default(),
-        &settings.clone().into(),
-        None,
-        None,
-        Box::new(|_| {}),
-        Some(process_group(processes)),
-    )
-    .expect("training begins");
+    let mut session = begin(settings, Some(process_group(processes)));
     assert_eq!(session.step_number(), steps.start);
     for step in steps {
         let report = session.step(&micro_batches(step), PLANNED).expect("a step");
@@ -659,7 +647,7 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
         rank_bytes: Some(1 << 50),
         ..process_group(&first)
     };
-    let mut session = Session::begin_distributed(
+    let mut session = Session::begin(
         &Storage::default(),
         &settings.clone().into(),
         None,
@@ -680,7 +668,7 @@ fn a_rank_of_another_process_that_fails_is_named_and_the_checkpoint_stays() {
     drop(session);
     let (first, _others) = processes(2);
     let odd = TrainSettings { ranks: 3, ..settings };
-    match Session::begin_distributed(
+    match Session::begin(
         &Storage::default(),
         &odd.into(),
         None,

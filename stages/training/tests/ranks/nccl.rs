@@ -1,6 +1,5 @@
 //! Whole trainings whose ranks exchange by NCCL's functions, those of the stand-in.
 
-use flow_training::ranks::nccl::stand_in;
 use flow_training::settings::{ReduceDtype, ReduceEvery};
 
 use super::*;
@@ -24,14 +23,14 @@ fn ranks_that_exchange_by_nccl_give_the_same_bits() {
                 ..settings(&folder.path().join(format!("{name} {ranks} {count} {part}")), ranks)
             };
             let expected = numbers(&mut train(&of("host"), 0..5));
-            let by_nccl = of("nccl");
+            let settings = of("nccl");
             let mut found = Vec::new();
             for steps in [0..3, 3..5] {
-                found = stand_in::with(|| match count {
-                    1 => numbers(&mut train(&by_nccl, steps)),
+                found = by_nccl(|| match count {
+                    1 => numbers(&mut train(&settings, steps)),
                     _ => {
                         let (first, others) = processes(count);
-                        let found = numbers(&mut train_distributed(&by_nccl, &first, steps));
+                        let found = numbers(&mut train_distributed(&settings, &first, steps));
                         assert!(others.iter().all(|(_, joined)| joined.abort_reason().is_none()));
                         found
                     }
@@ -68,8 +67,8 @@ fn gradients_that_are_reduced_once_in_a_step_are_the_same() {
         let once = run(ReduceEvery::Step);
         let (off, name) = distance(&expected, &once);
         assert!(off < 1e-9, "{ranks} ranks: {off:e} in {name}");
-        let by_nccl = stand_in::with(|| run(ReduceEvery::Step));
-        assert_eq!(distance(&once, &by_nccl).0, 0.0, "{ranks} ranks by NCCL");
+        let exchanged = by_nccl(|| run(ReduceEvery::Step));
+        assert_eq!(distance(&once, &exchanged).0, 0.0, "{ranks} ranks by NCCL");
     }
 }
 
@@ -89,7 +88,7 @@ fn gradients_travel_in_bf16_where_the_setting_says_so() {
     let exact = norm(ReduceDtype::F32);
     for (found, roundings) in [
         (norm(ReduceDtype::Bf16), 1.0),
-        (stand_in::with(|| norm(ReduceDtype::Bf16)), 2.0),
+        (by_nccl(|| norm(ReduceDtype::Bf16)), 2.0),
     ] {
         let off = (found - exact).abs() / exact;
         assert!(off > 1e-9 && off < roundings / 256.0, "{found} for {exact}");
@@ -105,7 +104,7 @@ fn a_rank_that_fails_beside_nccl_is_named() {
         average_decay: 0.0,
         ..settings(folder.path(), 4)
     };
-    stand_in::with(|| {
+    by_nccl(|| {
         let (first, _others) = processes(2);
         let mut session = train_distributed(&settings, &first, 0..3);
         let mut bad = micro_batches(4);

@@ -182,7 +182,7 @@ fn changes_of_how_micro_batches_are_made_are_refused() {
     let before = ResolvedSettings::new(plain, &schema).expect("settings");
     assert_eq!(before.sampling.as_ref(), Some(&sampling));
     let mut session =
-        Session::begin(&Storage::default(), &before, Some("data"), None, Box::new(|_| {})).expect("a session");
+        Session::begin(&Storage::default(), &before, Some("data"), None, Box::new(|_| {}), None).expect("a session");
     session.step(&micro_batches(0), 2).expect("a step");
     session.checkpoint().expect("a checkpoint");
     drop(session);

@@ -51,6 +51,7 @@ fn train_beside(settings: &TrainSettings, from: u64, to: u64, protected: Option<
         Some("data"),
         Some(evaluate),
         Box::new(|_| {}),
+        None,
     )
     .expect("a session");
     if let Some(protected) = protected {

@@ -137,6 +137,7 @@ fn refused(settings: &TrainSettings) -> String {
         Some("data"),
         None,
         Box::new(|_| {}),
+        None,
     );
     match session {
         Err(TrainingError::Setting { path, message }) => format!("{path}: {message}"),

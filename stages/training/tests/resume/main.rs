@@ -83,6 +83,7 @@ fn begin(settings: &TrainSettings) -> Session {
         Some("data"),
         None,
         Box::new(|_| {}),
+        None,
     )
     .expect("a session")
 }
@@ -294,6 +295,7 @@ fn a_damaged_checkpoint_is_passed_over_for_the_one_before() {
         Some("data"),
         None,
         Box::new(|_| {}),
+        None,
     ) {
         Err(TrainingError::Damaged { folder, .. }) => assert_eq!(folder, second),
         Err(other) => panic!("{other}"),
@@ -367,6 +369,7 @@ fn checkpoints_in_the_background_are_those_of_their_step() {
             Some("data"),
             Some(evaluate),
             Box::new(|_| {}),
+            None,
         )
         .expect("a session");
         for step in 0..10 {
@@ -422,6 +425,7 @@ fn two_processes_cannot_train_into_one_folder() {
         None,
         None,
         Box::new(|_| {}),
+        None,
     ) {
         Err(TrainingError::Locked { owner, .. }) => assert!(owner.contains(&std::process::id().to_string()), "{owner}"),
         Err(other) => panic!("{other}"),
@@ -644,6 +648,7 @@ fn a_model_that_is_given_is_evaluated_before_its_first_step() {
                 Some("data"),
                 Some(score),
                 Box::new(|_| {}),
+                None,
             )
             .expect("a session");
             if interrupted && run == 0 {

@@ -111,7 +111,7 @@ impl Recognizer {
             }
         };
         drop(plans);
-        let stream = self.computing(|| Ok(self.model.chunk_stream_for(Arc::clone(&decoding.settings))?))?;
+        let stream = self.computing(|| Ok(self.model.chunk_stream(Arc::clone(&decoding.settings))?))?;
         Ok(Listener {
             stream,
             plan,

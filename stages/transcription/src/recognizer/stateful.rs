@@ -240,7 +240,7 @@ impl Recognizer {
         };
         Ok(Decoded {
             decoding: self.boosting_in(&speech, &self.model.decoding).into_owned(),
-            state: self.computing(|| Ok(self.model.greedy_state()?))?,
+            state: self.computing(|| Ok(self.model.greedy_state(&self.model.decoding)?))?,
             hypothesis: Hypothesis::default(),
             scores: Vec::new(),
             frames: 0,
@@ -265,7 +265,7 @@ impl Recognizer {
         let (next, scores) = self.observed(1, true, |observer| {
             Ok(self
                 .model
-                .decode_on_for(&of_part, encoded, &mut found.state, Some(observer))?)
+                .decode_on(&of_part, encoded, &mut found.state, Some(observer))?)
         })?;
         found.scores.extend(scores.into_iter().flatten());
         let hypothesis = &mut found.hypothesis;

@@ -4,9 +4,9 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::counts::counted;
 use crate::error::Result;
+use crate::flow_cuda_emulator::DeviceUnderTest;
 use crate::noise::Noise;
 use crate::ops::adamw::{self, DeviceTables, Moment, Numbers, ParameterUpdate, Update, eight_bit};
-use crate::testing::DeviceUnderTest;
 use crate::testing::on_device::{Place, on_device, random};
 
 /// Bit for bit: the arithmetic is written in the same order on both sides. Parameters of all kinds are updated together:

@@ -156,7 +156,9 @@ fn log_sum_exp<T: Float>(values: &[T]) -> f64 {
     largest + values.iter().map(|v| (v.wide() - largest).exp()).sum::<f64>().ln()
 }
 
-fn log_add(a: f64, b: f64) -> f64 {
+/// `ln(e^a + e^b)`.
+#[inline]
+pub fn log_add(a: f64, b: f64) -> f64 {
     let (large, small) = if a >= b { (a, b) } else { (b, a) };
     if small == f64::NEG_INFINITY {
         return large;

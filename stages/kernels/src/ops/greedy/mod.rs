@@ -257,10 +257,11 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+    use crate::flow_cuda_emulator::DeviceUnderTest;
     use crate::noise::Noise;
     use crate::ops::lstm::lstm_step;
     use crate::product::product;
-    use crate::testing::{DeviceUnderTest, normal};
+    use crate::testing::normal;
 
     /// Of the encoder's part, of the LSTM and of the hidden layer.
     const WIDTH: usize = 6;

@@ -224,8 +224,8 @@ impl FrontEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flow_cuda_emulator::DeviceUnderTest;
     use crate::noise::Noise;
-    use crate::testing::DeviceUnderTest;
 
     const DITHER: f32 = 0.05;
 

@@ -2,14 +2,20 @@
 //!
 //! Sequences are time-major, (steps, batch, width), so that each step is one contiguous matrix. The products with the
 //! input weights, and all weight gradients, are one matrix product over all steps.
+//!
+//! For inference on the CPU alone there are [`BidirectionalLstm`] and [`Recurrent`], whose weights are packed once.
 
 pub(crate) mod cuda;
 #[cfg(test)]
 mod device_tests;
+mod packed;
+mod recurrent;
 
 use candle_core::Tensor;
 use rayon::prelude::*;
 
+pub use self::packed::{BidirectionalLstm, HIDDEN, PackedWeights};
+pub use self::recurrent::Recurrent;
 use crate::error::{Error, Result};
 use crate::ops::sums::bias::column_sums;
 use crate::ops::sums::column_sums::ColumnSums;

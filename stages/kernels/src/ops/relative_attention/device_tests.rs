@@ -116,7 +116,7 @@ fn attention_that_does_not_fit_is_refused() {
             relative_attention::forward(DType::F32, &projections, positions, attention).is_ok()
         })
     };
-    if crate::testing::DeviceUnderTest::get().is_emulated() {
+    if crate::flow_cuda_emulator::DeviceUnderTest::get().is_emulated() {
         assert!(run(2, &sound));
         assert!(!run(3, &sound));
         for change in [

@@ -29,7 +29,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::emulator;
+    use crate::flow_cuda_emulator::emulator;
     use crate::testing::values;
 
     #[test]

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::counts::counted;
 use crate::error::Result;
+use crate::flow_cuda_emulator::DeviceUnderTest;
 use crate::noise::Noise;
 use crate::ops::joint;
 use crate::ops::joint::Cell;
@@ -11,7 +12,7 @@ use crate::ops::joint::CellTerms;
 use crate::ops::joint::cuda::CellList;
 use crate::ops::tdt::{BiasSums, Extents, Lattices, LogitGradient, Rules, doubles};
 use crate::testing::on_device::{BOUND, close, on_device, random, same};
-use crate::testing::{DeviceUnderTest, values};
+use crate::testing::values;
 
 /// Cells of utterances in order, as the host lists them.
 fn listed(padded: (usize, usize), frames: &[usize], targets: &[Vec<u32>]) -> Vec<Cell> {

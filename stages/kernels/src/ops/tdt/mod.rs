@@ -414,7 +414,8 @@ pub fn doubles(values: Vec<f64>, device: &Device) -> Result<Tensor> {
 mod tests {
     use super::*;
     use crate::Noise;
-    use crate::testing::{DeviceUnderTest, normal, values};
+    use crate::flow_cuda_emulator::DeviceUnderTest;
+    use crate::testing::{normal, values};
 
     /// The logarithm of the sum over all alignments, cell by cell from the end.
     fn log_sum(terms: &[f64], frames: usize, states: usize, durations: &[usize]) -> f64 {

@@ -17,9 +17,9 @@ use rayon::prelude::*;
 use super::int8::Sizes;
 #[cfg(target_arch = "x86_64")]
 use super::int8::by_size;
-use super::lines::{Lines, row_stride};
 use super::quantise::{bf16_bits, from_bf16, round_row};
-use super::tiles::{PANEL, ROWS, Tile, Tiling, by_tiles};
+use super::tiles::{PANEL, ROWS, Tile, Tiling, by_tiles, row_stride};
+use crate::aligned::Aligned;
 
 /// Steps of depth that lie together.
 const GROUP: usize = 2;
@@ -81,7 +81,7 @@ pub struct Bf16Matrix {
     kernel: Bf16Kernel,
     columns: usize,
     depth: usize,
-    values: Lines,
+    values: Aligned<u16>,
 }
 
 impl Bf16Matrix {
@@ -89,9 +89,8 @@ impl Bf16Matrix {
     pub fn new(kernel: Bf16Kernel, weight: &[f32], columns: usize, depth: usize) -> Self {
         assert_eq!(weight.len(), columns * depth, "size of the weight");
         let sizes = kernel.sizes();
-        let mut values = Lines::zeroed::<u16>(sizes.packed(columns, depth));
-        let to: &mut [u16] = values.values_mut();
-        sizes.pack(weight, [columns, depth], to, |_, value| bf16_bits(value));
+        let mut values = Aligned::zeroed(sizes.packed(columns, depth));
+        sizes.pack(weight, [columns, depth], &mut values, |_, value| bf16_bits(value));
         Self {
             kernel,
             columns,
@@ -110,7 +109,7 @@ impl Bf16Matrix {
 
     /// Bytes that it takes.
     pub fn bytes(&self) -> usize {
-        self.values.bytes()
+        size_of_val(&*self.values)
     }
 
     /// `out = a b`, with `a` (rows, depth) and `out` row-major; writes the whole of `out`, which has rows * columns elements.
@@ -148,11 +147,10 @@ impl Bf16Matrix {
     ) {
         let sizes = self.kernel.sizes();
         let stride = row_stride::<T>(self.depth);
-        let mut rounded = Lines::zeroed::<T>(rows * stride);
+        let mut rounded = Aligned::<T>::zeroed(rows * stride);
         let rows_of_task = (8192 / self.depth).max(1);
-        let to: &mut [T] = rounded.values_mut();
         a.par_chunks(rows_of_task * self.depth)
-            .zip(to.par_chunks_mut(rows_of_task * stride))
+            .zip(rounded.par_chunks_mut(rows_of_task * stride))
             .for_each(|(a, to)| {
                 for (row, to) in a.chunks_exact(self.depth).zip(to.chunks_exact_mut(stride)) {
                     round_row(row, to, &of);
@@ -170,11 +168,11 @@ impl Bf16Matrix {
             let first = panel * sizes.panel();
             let vectors = sizes.vectors_of(panel, self.columns);
             let size = vectors * sizes.lanes * groups * GROUP;
-            let rounded: &[T] = rounded.values();
+            let rounded: &[T] = &rounded;
             let mut tile = Bf16Tile {
                 groups,
                 vectors,
-                weights: &self.values.values()[first * groups * GROUP..][..size],
+                weights: &self.values[first * groups * GROUP..][..size],
                 count: range.len(),
                 rows: [&[]; ROWS],
             };

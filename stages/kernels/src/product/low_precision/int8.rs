@@ -13,9 +13,9 @@ use std::arch::x86_64::*;
 use bytemuck::Pod;
 use rayon::prelude::*;
 
-use super::lines::{Lines, row_stride};
 use super::quantise::{Codes, quantise_row};
-use super::tiles::{PANEL, ROWS, Tile, Tiling, by_tiles};
+use super::tiles::{PANEL, ROWS, Tile, Tiling, by_tiles, row_stride};
+use crate::aligned::Aligned;
 
 /// The largest depth whose sums fit into 32 bits: each product is 255 * 127 at the most.
 pub const MOST_DEPTH: usize = (i32::MAX / (255 * 127)) as usize;
@@ -139,7 +139,7 @@ pub struct Int8Matrix {
     kernel: Int8Kernel,
     columns: usize,
     depth: usize,
-    values: Lines,
+    values: Aligned<i8>,
     /// The scale of each column, and zeros up to whole vectors.
     scales: Vec<f32>,
     /// The sum of the codes of each column: sums with codes of rows that are not less the code of zero are that many times too
@@ -148,8 +148,8 @@ pub struct Int8Matrix {
 }
 
 /// The rows of the left-hand side as a kernel reads them, and the codes of each.
-struct Rows {
-    values: Lines,
+struct Rows<T> {
+    values: Aligned<T>,
     stride: usize,
     codes: Vec<Codes>,
 }
@@ -160,10 +160,9 @@ impl Int8Matrix {
         assert_eq!(weight.len(), columns * depth, "size of the weight");
         assert!(depth <= MOST_DEPTH, "a sum may not fit into 32 bits");
         let sizes = kernel.sizes();
-        let mut values = Lines::zeroed::<i8>(sizes.packed(columns, depth));
-        let to: &mut [i8] = values.values_mut();
+        let mut values = Aligned::zeroed(sizes.packed(columns, depth));
         let codes: Vec<Codes> = weight.par_chunks_exact(depth.max(1)).map(Codes::of_weights).collect();
-        sizes.pack(weight, [columns, depth], to, |column, value| {
+        sizes.pack(weight, [columns, depth], &mut values, |column, value| {
             codes[column].weight(value)
         });
         let sums = weight.par_chunks_exact(depth.max(1)).zip(&codes);
@@ -194,7 +193,7 @@ impl Int8Matrix {
 
     /// Bytes that it takes.
     pub fn bytes(&self) -> usize {
-        self.values.bytes() + 4 * (self.scales.len() + self.code_sums.len())
+        size_of_val(&*self.values) + 4 * (self.scales.len() + self.code_sums.len())
     }
 
     /// `out = a b`, with `a` (rows, depth) and `out` row-major; writes the whole of `out`, which has rows * columns elements.
@@ -212,7 +211,7 @@ impl Int8Matrix {
             Int8Kernel::Vnni => {
                 // Padding is multiplied with zeros alone.
                 let a = self.quantised(a, rows, |code, _| code);
-                self.tiles::<u8>(&a, rows, out, |tile, to| {
+                self.tiles(&a, rows, out, |tile, to| {
                     // SAFETY: the kernel was found to be available, and the tile has what it says.
                     unsafe { x86::vnni(tile, to) };
                 });
@@ -220,26 +219,25 @@ impl Int8Matrix {
             #[cfg(target_arch = "x86_64")]
             Int8Kernel::Avx2 => {
                 let a = self.quantised(a, rows, less_zero);
-                self.tiles::<i16>(&a, rows, out, |tile, to| {
+                self.tiles(&a, rows, out, |tile, to| {
                     // SAFETY: as above.
                     unsafe { x86::avx2(tile, to) };
                 });
             }
             Int8Kernel::Loops => {
                 let a = self.quantised(a, rows, less_zero);
-                self.tiles::<i16>(&a, rows, out, loops);
+                self.tiles(&a, rows, out, loops);
             }
         }
     }
 
-    fn quantised<T: Pod + Send>(&self, a: &[f32], rows: usize, of: impl Fn(u8, i32) -> T + Sync) -> Rows {
+    fn quantised<T: Pod + Send>(&self, a: &[f32], rows: usize, of: impl Fn(u8, i32) -> T + Sync) -> Rows<T> {
         let stride = row_stride::<T>(self.depth);
-        let mut values = Lines::zeroed::<T>(rows * stride);
+        let mut values = Aligned::zeroed(rows * stride);
         let mut codes = vec![Codes::of_row(&[]); rows];
         let rows_of_task = (8192 / self.depth).max(1);
-        let to: &mut [T] = values.values_mut();
         a.par_chunks(rows_of_task * self.depth)
-            .zip(to.par_chunks_mut(rows_of_task * stride))
+            .zip(values.par_chunks_mut(rows_of_task * stride))
             .zip(codes.par_chunks_mut(rows_of_task))
             .for_each(|((a, to), codes)| {
                 let rows = a.chunks_exact(self.depth).zip(to.chunks_exact_mut(stride));
@@ -250,9 +248,9 @@ impl Int8Matrix {
         Rows { values, stride, codes }
     }
 
-    fn tiles<T: Pod>(
+    fn tiles<T: Pod + Sync>(
         &self,
-        a: &Rows,
+        a: &Rows<T>,
         rows: usize,
         out: &mut [MaybeUninit<f32>],
         kernel: impl Fn(Int8Tile<T>, &mut Tile) + Send + Sync,
@@ -270,11 +268,11 @@ impl Int8Matrix {
             let first = panel * sizes.panel();
             let vectors = sizes.vectors_of(panel, self.columns);
             let width = vectors * sizes.lanes;
-            let values: &[T] = a.values.values();
+            let values: &[T] = &a.values;
             let mut tile = Int8Tile {
                 groups,
                 vectors,
-                weights: &self.values.values()[first * groups * sizes.group..][..width * groups * sizes.group],
+                weights: &self.values[first * groups * sizes.group..][..width * groups * sizes.group],
                 code_sums: &self.code_sums[first..][..width],
                 scales: &self.scales[first..][..width],
                 count: range.len(),

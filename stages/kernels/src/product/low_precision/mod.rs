@@ -11,7 +11,6 @@
 
 mod bf16;
 mod int8;
-mod lines;
 mod quantise;
 mod tiles;
 

@@ -95,3 +95,10 @@ pub fn by_tiles(
         }
     });
 }
+
+/// From one row of so many numbers to the next, in numbers: whole lines, and one more, as rows that lie a multiple of 4096
+/// bytes apart would share a set of the first cache.
+pub fn row_stride<T>(depth: usize) -> usize {
+    let line = 64 / size_of::<T>();
+    depth.next_multiple_of(line) + line
+}

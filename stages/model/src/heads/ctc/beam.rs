@@ -9,6 +9,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use flow_kernels::ctc::log_add;
+
 use crate::decoding::expansion::{ScoredState, best_of};
 use crate::decoding::{DecodingSettings, Pruning, is_speech};
 
@@ -232,15 +234,6 @@ fn chosen(beam: &[Live], prefixes: &[Prefix], scored: Scored, settings: &Decodin
         }
     }
     (!best.is_empty()).then(|| best.into_iter().map(|(_, choice)| choice).collect())
-}
-
-/// `ln(e^a + e^b)`.
-fn log_add(a: f64, b: f64) -> f64 {
-    let (larger, smaller) = if a > b { (a, b) } else { (b, a) };
-    match larger == f64::NEG_INFINITY {
-        true => larger,
-        false => larger + (smaller - larger).exp().ln_1p(),
-    }
 }
 
 #[cfg(test)]

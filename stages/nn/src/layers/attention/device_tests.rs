@@ -1,6 +1,7 @@
 //! The attention module as one kernel, run by the emulator or on a device, against that on the CPU, which has all scores.
 
-use flow_kernels::testing::{DeviceUnderTest, normal, values};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_kernels::testing::{normal, values};
 use flow_kernels::{Lengths, Noise};
 
 use super::*;

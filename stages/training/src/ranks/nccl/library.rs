@@ -1,10 +1,11 @@
 //! NCCL's functions, looked up in its shared library when they are first needed, so that a program starts where the
-//! library is missing.
+//! library is missing. cudarc's module would be linked against it: candle has cudarc link its libraries (`dynamic-linking`), and its
+//! build script refuses `dynamic-loading` beside that.
 //!
 //! Names, numbers and layouts are those of `nccl.h`. In tests the functions are those of a stand-in
-//! ([`super::stand_in`]).
+//! ([`super::with_host_library`]).
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use candle_core::DType;
@@ -343,10 +344,4 @@ impl Drop for Communicator {
         // SAFETY: the communicator is alive, and nothing uses it any more.
         unsafe { (self.library.abort)(self.raw) };
     }
-}
-
-/// A path as the loader takes it.
-pub(super) fn library_path(path: &std::path::Path) -> Result<CString, String> {
-    use std::os::unix::ffi::OsStrExt;
-    CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())
 }

@@ -16,13 +16,13 @@
 //! in the order of [`ParameterGroup::backward_order`], from a rank without a micro-batch too, and the operations at the
 //! end of a step have a fixed order.
 //!
-//! NVIDIA's library was never run here. In tests a stand-in has its functions ([`stand_in`]) and works on tensors in host
+//! NVIDIA's library was never run here. In tests a stand-in has its functions ([`with_host_library`]) and works on tensors in host
 //! memory, so that all of this runs but for what asks CUDA (`stream.rs`).
 
 mod communicator;
 mod device_check;
 mod library;
-pub mod stand_in;
+mod on_host;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -39,6 +39,8 @@ use flow_model::{ParameterGroup, ParameterId, Parameters};
 use self::communicator::{Call, CommunicatorThread, Operation};
 pub(super) use self::device_check::device_name;
 use self::library::Library;
+pub(super) use self::on_host::is_chosen;
+pub use self::on_host::{use_host_library, with_host_library};
 use self::stream::{Mark, Streams};
 use super::{Collective, CollectiveKey, CollectiveOp, LocalCollective, NcclUniqueId, ReducedGradients};
 use crate::error::TrainingError;
@@ -58,7 +60,7 @@ pub(super) fn new_id(device: &Device) -> Result<NcclUniqueId, TrainingError> {
 fn library_for(device: &Device) -> Result<&'static Library, TrainingError> {
     match device {
         Device::Cpu => {
-            stand_in::library().ok_or_else(|| nccl_error("it is for ranks on GPUs, and the model is on the CPU"))
+            on_host::library().ok_or_else(|| nccl_error("it is for ranks on GPUs, and the model is on the CPU"))
         }
         _ => Library::installed(),
     }

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
+use flow_cuda_emulator::DeviceUnderTest;
+use flow_cuda_emulator::nccl::{self as stand_in, Fault};
 use flow_kernels::Noise;
-use flow_kernels::testing::DeviceUnderTest;
 use flow_kind::processes::Processes;
 use flow_model::{ParameterGroup, ParameterId, Parameters};
 use flow_runtime::harness::joined_processes;
 
-use super::stand_in::{self, Fault};
-use super::{NcclCollective, new_id};
+use super::{NcclCollective, new_id, with_host_library};
 use crate::ranks::tests::distributed_group;
 use crate::ranks::{Collective, CollectiveKey, CollectiveOp, LocalCollective, parameter_owners};
 
@@ -62,7 +62,9 @@ fn named_group(
     timeout: Duration,
     name: impl Fn(usize) -> String,
 ) -> Vec<NcclCollective> {
-    let id = stand_in::with(|| new_id(&Device::Cpu)).unwrap();
+    let id = with_host_library(stand_in::library(), || new_id(&Device::Cpu))
+        .unwrap()
+        .unwrap();
     let owners = parameter_owners(&parameters(), size);
     let member = |control: LocalCollective| {
         let name = name(control.rank());

@@ -10,26 +10,25 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Shape, Storage, Tensor};
+use flow_kernels::counts::counted;
+use flow_kernels::device::OUT_OF_MEMORY;
+use flow_kernels::device::executor::{Executor, with_stand_in};
+use flow_kernels::device::launch::{Argument, THREADS};
+use flow_kernels::device::signature::Kernel;
+use flow_kernels::device::sources::sources;
+use flow_kernels::elementwise::add_in_place;
+use flow_kernels::{Error, Result, product};
 use half::bf16;
 
-use crate::counts::counted;
-use crate::device::OUT_OF_MEMORY;
-use crate::device::cublaslt;
-use crate::device::executor::{Executor, with_stand_in};
-use crate::device::launch::{Argument, THREADS};
-use crate::device::signature::Kernel;
-use crate::device::sources::sources;
-use crate::error::{Error, Result};
-use crate::ops::elementwise::add_in_place;
-use crate::product;
+use super::compiled::Compiled;
+use super::cublaslt;
 
-/// Does `work` with emulation on, or off within it. For tests: it panics where there is no C++ compiler.
+/// Does `work` with emulation on, or off within it.
 pub fn with<R>(on: bool, work: impl FnOnce() -> R) -> R {
     with_stand_in(on.then_some(&Emulator as &dyn Executor), work)
 }
@@ -53,7 +52,8 @@ pub fn with_allocations<R>(most: usize, work: impl FnOnce() -> R) -> (R, usize) 
     (result, ALLOCATIONS.get()[1])
 }
 
-struct Emulator;
+/// Runs kernels on the processor, in place of the CUDA driver.
+pub struct Emulator;
 
 impl Executor for Emulator {
     fn launch(&self, kernel: &Kernel, blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
@@ -81,8 +81,8 @@ impl Executor for Emulator {
         Ok(out.inplace_op1(&Overwrite(bytes_of(&result)?))?)
     }
 
-    fn cublaslt(&self) -> Option<&'static cublaslt::Library> {
-        super::cublaslt::chosen()
+    fn cublaslt(&self) -> Option<&'static flow_kernels::device::cublaslt::Library> {
+        cublaslt::chosen()
     }
 
     fn workspace(&self) -> usize {
@@ -124,70 +124,8 @@ struct Launch {
 
 type Emulated = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
 
-/// A compiled library; stays loaded as long as the process.
-pub(super) struct Library {
-    handle: *mut c_void,
-    /// By which the loader knows it.
-    name: CString,
-}
-
-// SAFETY: the handle is only looked up in, which `dlsym` allows from any thread.
-unsafe impl Send for Library {}
-// SAFETY: as above.
-unsafe impl Sync for Library {}
-
-impl Library {
-    pub(super) fn name(&self) -> &CStr {
-        &self.name
-    }
-
-    /// The address of a function, which is there.
-    pub(super) fn function(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: the handle is of a loaded library.
-        let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
-        assert!(!found.is_null(), "{} is not in the library", name.to_string_lossy());
-        found
-    }
-}
-
-/// Compiles C++ code by the system's compiler and loads it.
-pub(super) fn compiled(name: &str, text: &str) -> Library {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, library) = (
-        folder.path().join(format!("{name}.cpp")),
-        folder.path().join(format!("{name}.so")),
-    );
-    std::fs::write(&source, text).unwrap();
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let output = Command::new(&compiler)
-        // The fortified longjmp refuses jumps between fibers.
-        .args([
-            "-std=c++17",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-ffp-contract=off",
-            "-U_FORTIFY_SOURCE",
-        ])
-        .args(["-Wall", "-Werror", "-Wno-unused-function"])
-        .arg("-o")
-        .args([&library, &source])
-        .output()
-        .unwrap_or_else(|error| panic!("the code for CUDA is tested with a C++ compiler: {compiler}: {error}"));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let name = CString::new(library.to_str().unwrap()).unwrap();
-    // SAFETY: the library has no initialisers of its own.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(
-        !handle.is_null(),
-        "{name} of C++ code cannot be loaded",
-        name = name.to_string_lossy()
-    );
-    Library { handle, name }
-}
-
-fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
+fn library() -> &'static Compiled {
+    static LIBRARY: OnceLock<Compiled> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let sources = sources().unwrap();
         let mut text = String::new();
@@ -197,7 +135,7 @@ fn library() -> &'static Library {
         text.push_str(&format!("{}\n{}\n", include_str!("emulator.h"), sources.prelude));
         sources.files.iter().for_each(|file| text.push_str(file.source));
         text.push_str(include_str!("faults.cu"));
-        compiled("kernels", &text)
+        Compiled::new("kernels", &text)
     })
 }
 
@@ -206,7 +144,7 @@ fn library() -> &'static Library {
 const BLOCKS_AT_ONCE: u32 = 6;
 
 /// Runs a kernel in both orders and writes back what it wrote.
-pub(super) fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
+fn launch(kernel: &Kernel, mut blocks: [u32; 2], arguments: &[Argument]) -> Result<()> {
     if kernel.cooperative {
         blocks[0] = blocks[0].min(BLOCKS_AT_ONCE);
     }

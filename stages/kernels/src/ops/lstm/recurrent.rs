@@ -2,20 +2,25 @@
 //! from step to step, and some of its columns in the L1 cache for all rows; sums stay in registers over the whole
 //! depth.
 
-use super::lstm::{GATES, HIDDEN};
+use super::packed::{GATES, HIDDEN};
 
 /// The columns of some units, as many as a vector has floats: by state, gate, and unit. Vectors begin at cache lines: what lies
 /// across two is read twice.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[repr(align(64))]
-pub struct Block<const UNITS: usize>([[[f32; UNITS]; 4]; HIDDEN]);
+struct Block<const UNITS: usize>([[[f32; UNITS]; 4]; HIDDEN]);
 
 /// Floats of a vector of AVX-512, and of others.
 const WIDE: usize = 16;
 const NARROW: usize = 8;
 
-/// The weight, laid out for the processor.
-pub enum Recurrent {
+/// The weight of the states.
+#[derive(Clone, Debug)]
+pub struct Recurrent(Layout);
+
+/// How it is laid out for the processor.
+#[derive(Clone, Debug)]
+enum Layout {
     #[cfg(target_arch = "x86_64")]
     Wide(Vec<Block<WIDE>>),
     Narrow(Vec<Block<NARROW>>),
@@ -24,11 +29,12 @@ pub enum Recurrent {
 impl Recurrent {
     /// From PyTorch's layout, (4 [`HIDDEN`], [`HIDDEN`]).
     pub fn new(weight: &[f32]) -> Self {
+        assert_eq!(weight.len(), GATES * HIDDEN, "the weight of the states");
         #[cfg(target_arch = "x86_64")]
-        if flow_kernels::has_avx512() {
-            return Self::Wide(blocks(weight));
+        if crate::has_avx512() {
+            return Self(Layout::Wide(blocks(weight)));
         }
-        Self::Narrow(blocks(weight))
+        Self(Layout::Narrow(blocks(weight)))
     }
 
     /// Adds the products of the states of some chunks to their gates, (chunks, 4 [`HIDDEN`]). Each sum takes its products,
@@ -37,11 +43,11 @@ impl Recurrent {
     /// the L1 cache still has, are the first that the next one reads.
     pub fn add(&self, states: &[[f32; HIDDEN]], gates: &mut [f32], backward: bool) {
         assert_eq!(gates.len(), states.len() * GATES, "gates of the chunks");
-        match self {
+        match &self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this form is made on processors with AVX-512 alone.
-            Self::Wide(blocks) => unsafe { x86::wide(blocks, states, gates, backward) },
-            Self::Narrow(blocks) => narrow(blocks, states, gates, backward),
+            Layout::Wide(blocks) => unsafe { x86::wide(blocks, states, gates, backward) },
+            Layout::Narrow(blocks) => narrow(blocks, states, gates, backward),
         }
     }
 }

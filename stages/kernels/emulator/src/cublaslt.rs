@@ -1,12 +1,13 @@
-//! A stand-in for the library, for tests on machines without a GPU: it has the library's functions and works on memory of the host
-//! (`cublaslt.cpp`). Products under emulation are computed by it where a test says so.
+//! A stand-in for cuBLASLt: it has the library's functions and works on memory of the host (`cublaslt.cpp`). Products under emulation
+//! are computed by it where a test says so.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
-use super::emulator;
-use crate::device::cublaslt::Library;
+use flow_kernels::device::cublaslt::Library;
+
+use super::compiled::Compiled;
 
 thread_local! {
     static CHOSEN: Cell<bool> = const { Cell::new(false) };
@@ -43,7 +44,7 @@ pub enum Counted {
 fn loaded() -> &'static StandIn {
     static LOADED: OnceLock<StandIn> = OnceLock::new();
     LOADED.get_or_init(|| {
-        let path = emulator::compiled("cublaslt", include_str!("cublaslt.cpp"));
+        let path = Compiled::new("cublaslt", include_str!("cublaslt.cpp"));
         let functions = Library::open(path.name(), 0).unwrap();
         // SAFETY: the stand-in has these functions, and they are of these types.
         unsafe {
@@ -60,7 +61,7 @@ fn loaded() -> &'static StandIn {
     })
 }
 
-/// Does `work`, in which products under emulation are the stand-in's. For tests: it panics where there is no C++ compiler.
+/// Does `work`, in which products under emulation are the stand-in's.
 pub fn with<R>(work: impl FnOnce() -> R) -> R {
     struct Back(bool);
     impl Drop for Back {
