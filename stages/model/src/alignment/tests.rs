@@ -411,7 +411,7 @@ fn ctc_aligns_as_nemo_decodes() {
 /// Our own network's log-probabilities differ from these by rounding.
 #[test]
 fn ctc_aligns_as_another_program() {
-    let cases: Vec<Value> = 
+    let cases: Vec<Value> =
         serde_json::from_slice(&read_packed(&golden::file_of("alignment", "paths.json"), 1).unwrap()).unwrap();
     let sets = ["ctc", "hybrid"].map(|set| (set, encoded(set)));
     for case in &cases {
@@ -420,9 +420,15 @@ fn ctc_aligns_as_another_program() {
         let text = WordTokens::new([&numbers(&case["ids"])[..]]);
         let found = model.align(frames, &text, Costs::FORCED, Some(HeadKind::Ctc)).unwrap();
         let found = found.tokens.iter().map(|token| token.unwrap());
-        let found: Vec<[usize; 2]> = found.map(|token| [token.frame, token.frame + token.duration - 1]).collect();
+        let found: Vec<[usize; 2]> = found
+            .map(|token| [token.frame, token.frame + token.duration - 1])
+            .collect();
         let expected: Vec<[usize; 2]> = serde_json::from_value(case["frames"].clone()).unwrap();
-        assert_eq!(found, expected, "{} {}: {}", case["set"], case["recording"], case["text"]);
+        assert_eq!(
+            found, expected,
+            "{} {}: {}",
+            case["set"], case["recording"], case["text"]
+        );
     }
     assert_eq!(cases.len(), 33);
 }
