@@ -18,7 +18,7 @@ pub struct TimedWord {
 pub struct TimeDifferences {
     /// Words of the reference.
     pub words: usize,
-    /// Pairs of which one was not said.
+    /// Pairs with a word that was not said.
     pub not_said: usize,
     /// Of beginnings and of ends, in seconds; above 0 where the hypothesis is late.
     pub seconds: [Vec<f64>; 2],
