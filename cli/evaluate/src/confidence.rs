@@ -4,15 +4,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flow_base::escape::escape_line;
-use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
-use flow_evaluation::wer::words;
+use flow_evaluation::word_confidence::{self, Reliability};
 use flow_inspect::table::plural;
 use flow_kind::Storage;
 use flow_store::write_atomically;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
-use flow_transcription::calibration::{Calibration, expected_calibration_error};
+use flow_transcription::calibration::Calibration;
 use serde_json::json;
 
 use crate::arguments::EvaluateConfidenceArguments;
@@ -47,10 +46,9 @@ pub fn confidence(
     let digest = digest.unwrap_or_default();
     let calibration = Calibration::fit(&all, &digest)
         .map_err(|error| Failure::usage(error.to_string(), "give transcripts with words that have confidences"))?;
-    let count = all.len() as f64;
-    let right = all.iter().filter(|(_, right)| *right).count() as f64 / count;
-    let mean = all.iter().map(|(confidence, _)| confidence).sum::<f64>() / count;
-    let before = expected_calibration_error(all.iter().copied());
+    let reliability: Reliability = all.iter().copied().collect();
+    let (right, mean) = (reliability.all().accuracy(), reliability.all().mean_confidence());
+    let before = reliability.expected_calibration_error();
     let after = held_out(&recordings, &digest)?;
     let written = arguments
         .calibrate
@@ -104,22 +102,9 @@ fn scored(path: &Path, transcript: &Transcript, normalizer: &Normalizer) -> Resu
         ));
     };
     let language = usual_language(of_row("lang").unwrap_or_default());
-    let said = normalizer.apply(said, &language);
-    let said: Vec<String> = words(&said).into_iter().map(str::to_owned).collect();
-    let (mut heard, mut confidences) = (Vec::new(), Vec::new());
-    for word in transcript.segments.iter().flat_map(|segment| &segment.words) {
-        let text = words(&normalizer.apply(word.word.trim(), &language)).concat();
-        // A lone punctuation mark may be nothing.
-        if let Some(confidence) = word.confidence.filter(|_| !text.is_empty()) {
-            heard.push(text);
-            confidences.push(confidence);
-        }
-    }
-    let mut is_right = vec![false; heard.len()];
-    for (row, column) in aligned(&said, &heard) {
-        is_right[column] = said[row] == heard[column];
-    }
-    Ok(confidences.into_iter().zip(is_right).collect())
+    let heard = transcript.segments.iter().flat_map(|segment| &segment.words);
+    let heard = heard.map(|word| (word.word.as_str(), word.confidence));
+    Ok(word_confidence::scored(said, heard, normalizer, &language))
 }
 
 /// The expected calibration error of the words of each half of the recordings with what the other half gives. None where a half has no
@@ -142,7 +127,8 @@ fn held_out(recordings: &[Scored], digest: &str) -> Result<Option<f64>, Failure>
         let words = halves[own].iter();
         calibrated.extend(words.map(|(confidence, right)| (fitted.probability(*confidence), *right)));
     }
-    Ok(Some(expected_calibration_error(calibrated.into_iter())))
+    let calibrated: Reliability = calibrated.into_iter().collect();
+    Ok(Some(calibrated.expected_calibration_error()))
 }
 
 /// Writes the calibration of a model, which has none.

@@ -5,16 +5,16 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use flow_base::escape::escape_line;
-use flow_evaluation::alignment::aligned;
 use flow_evaluation::normalize::Normalizer;
 use flow_evaluation::wer::words;
+use flow_evaluation::word_times::{Spread, TimeDifferences, TimedWord};
 use flow_inspect::table::{count, lines};
 use flow_kind::Storage;
 use flow_speakers::stages::recording_name;
 use flow_store::write_atomically;
 use flow_text::language_tag::usual_language;
 use flow_transcription::Transcript;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::arguments::EvaluateTimesArguments;
 use crate::files::{TRANSCRIBE, check_page, read};
@@ -28,14 +28,6 @@ use flow_cli::files::files_below;
 /// Endings of files that have times of words.
 const ENDINGS: &[&str] = &["ctm", "json"];
 
-/// A word, normalised, with its beginning and its end in seconds.
-struct TimedWord {
-    text: String,
-    times: [f64; 2],
-    /// False where an alignment says that it was not said: it has no time of its own.
-    said: bool,
-}
-
 /// Words in order of their beginnings, by recording.
 type Words = BTreeMap<String, Vec<TimedWord>>;
 
@@ -46,8 +38,7 @@ pub fn times(storage: &Storage, arguments: &EvaluateTimesArguments, out: &mut dy
     let normalizer = normalizer(&arguments.normalization)?;
     let reference = timed_words(storage, &arguments.reference, &normalizer)?;
     let hypothesis = timed_words(storage, &arguments.hypothesis, &normalizer)?;
-    let (mut said, mut not_said) = (0, 0);
-    let mut differences: [Vec<f64>; 2] = Default::default();
+    let mut all = TimeDifferences::default();
     let mut recordings = Vec::new();
     let mut missing = Vec::new();
     for (recording, reference) in &reference {
@@ -55,31 +46,18 @@ pub fn times(storage: &Storage, arguments: &EvaluateTimesArguments, out: &mut dy
             missing.push(recording.clone());
             continue;
         };
-        said += reference.len();
-        let mut here: [Vec<f64>; 2] = Default::default();
-        let texts = |words: &[TimedWord]| -> Vec<String> { words.iter().map(|word| word.text.clone()).collect() };
-        for (row, column) in aligned(&texts(reference), &texts(hypothesis)) {
-            let (known, found) = (&reference[row], &hypothesis[column]);
-            if !known.said || !found.said {
-                not_said += 1;
-            } else if known.text == found.text {
-                for (here, (found, known)) in here.iter_mut().zip(found.times.iter().zip(known.times)) {
-                    here.push(found - known);
-                }
-            }
-        }
-        recordings.push(TimesRow::new(recording, reference.len(), &here));
-        for (all, here) in differences.iter_mut().zip(here) {
-            all.extend(here);
-        }
+        let mut here = TimeDifferences::default();
+        here.add(reference, hypothesis);
+        recordings.push(TimesRow::new(recording, &here));
+        all.add(reference, hypothesis);
     }
-    let both = differences[0].len() as u64;
-    if both == 0 {
+    let Some([beginnings, ends]) = all.spreads() else {
         return Err(Failure::usage(
             "no recording of the reference has a word in common with the hypothesis",
             "recordings are compared by name: that in the CTM, or the name of the file that was transcribed or aligned",
         ));
-    }
+    };
+    let (said, not_said, both) = (all.words, all.not_said as u64, all.compared() as u64);
     if !missing.is_empty() {
         let missing = escape_line(&named(&missing)).into_owned();
         writeln!(
@@ -89,13 +67,12 @@ pub fn times(storage: &Storage, arguments: &EvaluateTimesArguments, out: &mut dy
     }
     if let Some(path) = &arguments.page {
         let page = TimesPage {
-            all: TimesRow::new("all", said, &differences),
+            all: TimesRow::new("all", &all),
             recordings,
-            differences: &differences,
+            differences: &all.seconds,
         };
         write_atomically(path, page.html().as_bytes())?;
     }
-    let [beginnings, ends] = differences.each_ref().map(|differences| Spread::of(differences));
     if arguments.json {
         let document = json!({
             "words": said,
@@ -121,52 +98,14 @@ pub fn times(storage: &Storage, arguments: &EvaluateTimesArguments, out: &mut dy
         )?;
     }
     let head = ["", "median", "95 % within", "signed median"].map(str::to_owned);
-    for line in lines(&[head.to_vec(), beginnings.cells("beginnings"), ends.cells("ends")]) {
+    for line in lines(&[head.to_vec(), cells("beginnings", &beginnings), cells("ends", &ends)]) {
         writeln!(out, "{line}")?;
     }
     Ok(Exit::Done)
 }
 
-/// Differences of times, in seconds.
-pub struct Spread {
-    /// Of their absolute values.
-    pub median: f64,
-    /// The 95th percentile of the absolute values.
-    pub most: f64,
-    /// Above 0 where the hypothesis is late.
-    pub signed: f64,
-}
-
-impl Spread {
-    /// Of at least one difference.
-    pub fn of(differences: &[f64]) -> Self {
-        let sizes: Vec<f64> = differences.iter().map(|difference| difference.abs()).collect();
-        Self {
-            median: percentile(sizes.clone(), 0.5),
-            most: percentile(sizes, 0.95),
-            signed: percentile(differences.to_vec(), 0.5),
-        }
-    }
-
-    fn figures(&self) -> Value {
-        json!({"median": self.median, "percentile_95": self.most, "signed_median": self.signed})
-    }
-
-    /// In seconds, in the order of the table's columns.
-    pub fn texts(&self) -> [String; 3] {
-        let Spread { median, most, signed } = self;
-        [format!("{median:.3}"), format!("{most:.3}"), format!("{signed:+.3}")]
-    }
-
-    fn cells(&self, name: &str) -> Vec<String> {
-        std::iter::once(name.to_owned()).chain(self.texts()).collect()
-    }
-}
-
-/// The value below which a share of the values is, the nearest one there is. At least one value.
-fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[(share * (values.len() - 1) as f64).round() as usize]
+fn cells(name: &str, spread: &Spread) -> Vec<String> {
+    std::iter::once(name.to_owned()).chain(spread.texts()).collect()
 }
 
 /// The words of files, or of those in folders and below them.
@@ -225,6 +164,7 @@ mod tests {
     use std::fs;
 
     use flow_transcription::{Metadata, Performance, Segment, Word};
+    use serde_json::Value;
 
     use super::*;
     use crate::arguments::{NormalizationArguments, Normalize};

@@ -3,10 +3,9 @@
 use flow_evaluation::chart::{Histogram, histogram};
 use flow_evaluation::document::document;
 use flow_evaluation::page::STYLE;
+use flow_evaluation::word_times::{Spread, TimeDifferences};
 use flow_inspect::table::count;
 use maud::{Markup, html};
-
-use crate::times::Spread;
 
 /// The recordings with the largest differences that the page names.
 const MOST_RECORDINGS: usize = 200;
@@ -26,15 +25,12 @@ pub struct TimesRow {
 }
 
 impl TimesRow {
-    /// `differences` are those of beginnings and of ends, in seconds.
-    pub fn new(name: &str, said: usize, differences: &[Vec<f64>; 2]) -> Self {
-        let both = differences[0].len();
-        let spreads = || differences.each_ref().map(|differences| Spread::of(differences));
+    pub fn new(name: &str, differences: &TimeDifferences) -> Self {
         TimesRow {
             name: name.to_owned(),
-            said,
-            both,
-            spreads: (both > 0).then(spreads),
+            said: differences.words,
+            both: differences.compared(),
+            spreads: differences.spreads(),
         }
     }
 

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, BinaryArray, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::array::{
+    ArrayRef, BinaryArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt32Array,
+};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use flow_hub::{HubError, HubReference};
 use flow_kernels::device::{DeviceChoice, visible_gpus};
 use flow_kind::{
@@ -29,7 +32,7 @@ use crate::hub_token::hub_with_token;
 use crate::prompts::PromptSettings;
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
-use crate::transcribe::{Outcome, micro_batches, transcribe};
+use crate::transcribe::{HeardWord, Outcome, micro_batches, transcribe};
 
 /// The one partition of the output.
 const ALL: &str = "all";
@@ -52,7 +55,8 @@ pub const BATCH_SECONDS: f64 = 120.0;
 ///
 /// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the partition,
 /// or the column `shard_id` where that names another) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
-/// `tar_size` in bytes; `start` in seconds). The worst utterances carry their audio (`clip`, a FLAC file), so that the
+/// `tar_size` in bytes; `start` in seconds). `word` lists what was heard, without tags: `word, start, end, confidence`, in seconds from
+/// the beginning of the row's audio, as the model emits words; confidences are those of `flow transcribe` without calibration. The worst utterances carry their audio (`clip`, a FLAC file), so that the
 /// report can play them wherever it is read.
 ///
 /// # Example
@@ -216,12 +220,43 @@ pub fn transcript_schema() -> SchemaRef {
         place("tar_size", DataType::Int64),
         place("start", DataType::Float64),
         place("clip", DataType::Binary),
+        Field::new("word", DataType::List(word_item()), false),
     ]))
+}
+
+fn word_fields() -> Fields {
+    let time = |name: &str| Field::new(name, DataType::Float64, false);
+    Fields::from(vec![
+        Field::new("word", DataType::Utf8, false),
+        time("start"),
+        time("end"),
+        time("confidence"),
+    ])
+}
+
+fn word_item() -> Arc<Field> {
+    Arc::new(Field::new_list_field(DataType::Struct(word_fields()), false))
+}
+
+/// The column `word` of rows.
+pub(crate) fn word_lists(rows: &[&[HeardWord]]) -> Result<ListArray, StageError> {
+    let words = || rows.iter().copied().flatten();
+    let number =
+        |of: &dyn Fn(&HeardWord) -> f64| -> ArrayRef { Arc::new(Float64Array::from_iter_values(words().map(of))) };
+    let columns = vec![
+        Arc::new(StringArray::from_iter(words().map(|word| Some(&word.text)))) as ArrayRef,
+        number(&|word| word.times[0]),
+        number(&|word| word.times[1]),
+        number(&|word| word.confidence),
+    ];
+    let offsets = OffsetBuffer::from_lengths(rows.iter().map(|words| words.len()));
+    let words = StructArray::try_new(word_fields(), columns, None)?;
+    Ok(ListArray::try_new(word_item(), offsets, Arc::new(words), None)?)
 }
 
 impl Kind for EvaluationDecode {
     const NAME: &'static str = "evaluation.decode";
-    const VERSION: u32 = 12;
+    const VERSION: u32 = 13;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("rows", "rows to transcribe, with where their recordings are").columns(ROW_COLUMNS),
         InputPort::whole(
@@ -508,16 +543,19 @@ fn transcripts(
     let mut counts: [Vec<i64>; 4] = Default::default();
     let mut durations = Vec::new();
     let mut tags: [Vec<Option<String>>; 2] = Default::default();
+    let mut heard: Vec<&[HeardWord]> = Vec::new();
     for (row, (utterance, outcome)) in rows.utterances.iter().zip(outcomes).enumerate() {
         let Outcome::Transcript {
             reference,
             hypothesis,
             score,
             seconds,
+            words,
         } = outcome
         else {
             continue;
         };
+        heard.push(words);
         numbers.push(u32::try_from(row).map_err(|_| StageError::failed("more than 4 billion rows to decode"))?);
         for (column, value) in
             texts
@@ -570,6 +608,7 @@ fn transcripts(
         offsets(|range| range.1),
         Arc::new(starts),
         Arc::new(clips),
+        Arc::new(word_lists(&heard)?),
     ]);
     Ok(RecordBatch::try_new(transcript_schema(), columns)?)
 }

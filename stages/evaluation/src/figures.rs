@@ -1,17 +1,20 @@
 //! Error rates of transcripts: by language, by length, by source, and the worst utterances.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use arrow::array::{Array, AsArray, BinaryArray, Float64Array, RecordBatch, StringArray};
+use arrow::array::{Array, AsArray, BinaryArray, Float64Array, ListArray, RecordBatch, StringArray, StructArray};
 use arrow::datatypes::Float64Type;
 use flow_kind::{Artifact, StageError};
+use flow_text::language_tag::split_tag;
 use serde_json::{Value, json};
 
 use crate::bootstrap::{Clusters, RATES, Resampling, ratios};
 use crate::normalize::Normalizer;
-use crate::wer::{EditCounts, Score, Scores, score_with};
+use crate::wer::{EditCounts, Score, Scores, score_with, words};
+use crate::word_confidence::{Bin, Reliability, scored};
 use crate::word_groups::{WordFigures, WordMeasure, WordTally};
+use crate::word_times::{TimeDifferences, TimedWord};
 
 /// One set of utterances that was transcribed.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +31,10 @@ pub struct SetFigures {
     pub columns: Vec<(String, BTreeMap<String, Score>)>,
     /// Of groups of words.
     pub words: WordFigures,
+    /// Words that were heard by their confidences, where these are known.
+    pub reliability: Reliability,
+    /// Times of words that were heard and known ones.
+    pub times: TimeDifferences,
     pub worst: Vec<Worst>,
 }
 
@@ -136,8 +143,81 @@ fn recordings(batch: &RecordBatch) -> Result<Vec<String>, StageError> {
     Ok((0..batch.num_rows()).map(name).collect())
 }
 
-/// Figures of the sets of an `evaluation.decode`, scored again from the texts.
-pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>, StageError> {
+/// The known times of words, by segment.
+pub type KnownTimes = HashMap<String, ListOfWords>;
+
+/// A word, when it begins and ends, and its confidence, as a table has them.
+type ListOfWords = Vec<(String, [f64; 2], Option<f64>)>;
+
+/// The words of a list of `word, start, end, confidence` (there may be none) of a row.
+fn list_of_words(column: &ListArray, row: usize) -> Result<ListOfWords, StageError> {
+    if column.is_null(row) {
+        return Ok(Vec::new());
+    }
+    let wrong = |name: &str| StageError::failed(format!("a list of words has no `{name}`, or of another type"));
+    let list = column.value(row);
+    let list: &StructArray = list.as_struct_opt().ok_or_else(|| wrong("word"))?;
+    let numbers = |name: &str| {
+        list.column_by_name(name)
+            .and_then(|c| c.as_primitive_opt::<Float64Type>())
+    };
+    let texts = list
+        .column_by_name("word")
+        .and_then(|column| column.as_string_opt::<i32>());
+    let texts = texts.ok_or_else(|| wrong("word"))?;
+    let starts = numbers("start").ok_or_else(|| wrong("start"))?;
+    let ends = numbers("end").ok_or_else(|| wrong("end"))?;
+    let confidences = numbers("confidence");
+    let word = |at: usize| {
+        let confidence = confidences.filter(|column| column.is_valid(at));
+        let times = [starts.value(at), ends.value(at)];
+        (
+            texts.value(at).to_owned(),
+            times,
+            confidence.map(|column| column.value(at)),
+        )
+    };
+    Ok((0..list.len()).map(word).collect())
+}
+
+/// Known times of words: rows of `segment_id` and `words`, such as those of a `transcription.align`.
+///
+/// # Errors
+/// Where a column is missing or of another type.
+pub fn read_known_times(input: &Artifact) -> Result<KnownTimes, StageError> {
+    let mut known = KnownTimes::new();
+    for item in input.batches(Some(&["segment_id", "words"])) {
+        let (_, batch) = item?;
+        let segments = values(&batch, "segment_id")?;
+        let lists = batch
+            .column_by_name("words")
+            .and_then(|column| column.as_list_opt::<i32>());
+        let lists = lists.ok_or_else(|| StageError::failed("column words is missing or no list"))?;
+        for row in (0..batch.num_rows()).filter(|row| segments.is_valid(*row)) {
+            known.insert(segments.value(row).to_owned(), list_of_words(lists, row)?);
+        }
+    }
+    Ok(known)
+}
+
+/// Words with times, normalised. A word of no duration whose confidence is 0 was not said, one without a confidence among others with
+/// one cannot be spelled.
+fn timed(list: &ListOfWords, normalizer: &Normalizer, language: &str) -> Vec<TimedWord> {
+    let of_alignment = list.iter().any(|(.., confidence)| confidence.is_some());
+    let word = |(text, times, confidence): &(String, [f64; 2], Option<f64>)| {
+        let text = words(&normalizer.apply(text.trim(), language)).concat();
+        let said = times[1] > times[0] || confidence.map_or(!of_alignment, |confidence| confidence > 0.0);
+        (!text.is_empty()).then_some(TimedWord {
+            text,
+            times: *times,
+            said,
+        })
+    };
+    list.iter().filter_map(word).collect()
+}
+
+/// Figures of the sets of an `evaluation.decode`, scored again from the texts. `known`: the times of words of the references.
+pub fn read_sets(input: &Artifact, measure: &Measure, known: &KnownTimes) -> Result<Vec<SetFigures>, StageError> {
     let mut sets: BTreeMap<String, Growing> = BTreeMap::new();
     let column_groupings: Vec<String> = measure.by.iter().map(|name| column_grouping(name)).collect();
     for item in input.batches(None) {
@@ -164,6 +244,7 @@ pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>,
                 (0..batch.num_rows()).map(name).collect()
             }
         };
+        let heard: Option<&ListArray> = batch.column_by_name("word").and_then(|c| c.as_list_opt());
         let clips: Option<&BinaryArray> = batch.column_by_name("clip").and_then(|c| c.as_binary_opt());
         for row in 0..batch.num_rows() {
             let set = sets
@@ -195,6 +276,17 @@ pub fn read_sets(input: &Artifact, measure: &Measure) -> Result<Vec<SetFigures>,
                 }
             }
             set.words.add(reference, hypothesis, langs.value(row));
+            if let Some(heard) = heard {
+                let (list, normalizer, language) = (list_of_words(heard, row)?, &measure.normalizer, langs.value(row));
+                let sure = list.iter().map(|(text, _, confidence)| (text.as_str(), *confidence));
+                for (confidence, is_right) in scored(split_tag(reference).1, sure, normalizer, language) {
+                    set.figures.reliability.add(confidence, is_right);
+                }
+                if let Some(known) = known.get(segments.value(row)) {
+                    let (known, heard) = (timed(known, normalizer, language), timed(&list, normalizer, language));
+                    set.figures.times.add(&known, &heard);
+                }
+            }
             if let Some(cluster) = clusters.get(row) {
                 let range = label(&measure.duration_bounds, range);
                 let groups = [
@@ -390,6 +482,26 @@ pub fn as_json(sets: &[SetFigures], normalizer: &Normalizer) -> Value {
             value["names"] = json!({
                 "words": edits(&names.words), "others": edits(&names.others), "occurrences": names.occurrences,
                 "correct": names.correct,
+            });
+        }
+        let words = set.reliability.all();
+        if words.words > 0 {
+            let bin = |(range, bin): (std::ops::Range<f64>, &Bin)| {
+                json!({
+                    "from": range.start, "to": range.end, "words": bin.words, "mean_confidence": bin.mean_confidence(),
+                    "right": bin.accuracy(),
+                })
+            };
+            value["confidence"] = json!({
+                "words": words.words, "mean_confidence": words.mean_confidence(), "right": words.accuracy(),
+                "expected_calibration_error": set.reliability.expected_calibration_error(),
+                "bins": set.reliability.bins().map(bin).collect::<Value>(),
+            });
+        }
+        if let Some([beginnings, ends]) = set.times.spreads() {
+            value["times"] = json!({
+                "words": set.times.words, "compared": set.times.compared(), "not_said": set.times.not_said,
+                "beginnings": beginnings.figures(), "ends": ends.figures(),
             });
         }
         if let Some(switches) = switches {

@@ -31,6 +31,8 @@ pub mod utterance;
 pub mod validation;
 pub mod wder;
 pub mod wer;
+pub mod word_confidence;
 pub mod word_groups;
+pub mod word_times;
 
 pub use error::EvaluationError;

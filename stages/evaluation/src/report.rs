@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::bootstrap::Resampling;
 use crate::error::{EvaluationError, nothing_to_score};
-use crate::figures::{Measure, SetFigures, as_json, float, read_sets, text};
+use crate::figures::{KnownTimes, Measure, SetFigures, as_json, float, read_known_times, read_sets, text};
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::{Curves, Evaluated, Mixture, MixtureShare, ModelFigures, PageData, VocabularyFigures, page};
 use crate::screen::tables;
@@ -42,7 +42,9 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 /// rate before and after training, and shows the curves and error rates by
 /// language (with a 95 % confidence interval, which takes utterances as independent), by duration and by source, the confusion of language tags, the worst utterances (with a player, where
 /// `evaluation.decode` kept their audio: it is in the page itself), language shares in an epoch and in the
-/// manifest, durations, padding, and the rejects by stage and reason. The short tables are also shown on the screen.
+/// manifest, durations, padding, and the rejects by stage and reason. Where transcripts have the column `word` of `evaluation.decode`,
+/// the page has the expected calibration error of confidences with a table of reliability (words are compared as normalised), and with
+/// the input `alignments` the errors of the times of words: the median and the 95th percentile. The short tables are also shown on the screen.
 /// `scores.json` beside the page holds all error rates for programs, and `transcripts.jsonl` the transcripts as NeMo
 /// writes them: `audio_filepath`, `duration`, `text` (the reference as it is scored), `pred_text`, `lang`,
 /// `segment_id`, `set`, `source`; where the audio is in a tar, `audio_filepath` is the tar, and `tar_offset` and
@@ -250,7 +252,7 @@ pub struct EvaluationReport;
 
 impl Kind for EvaluationReport {
     const NAME: &'static str = "evaluation.report";
-    const VERSION: u32 = 6;
+    const VERSION: u32 = 7;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole(
             "transcripts",
@@ -275,6 +277,13 @@ impl Kind for EvaluationReport {
                 ("duration", ColumnType::Number),
                 ("lang", ColumnType::AnyText),
             ]),
+        InputPort::whole(
+            "alignments",
+            "known times of words, such as a transcription.align gives them: `words` is a list of `word`, `start` and `end`, in seconds \
+             from the beginning of the row's audio",
+        )
+        .optional()
+        .columns(&[("segment_id", ColumnType::AnyText), ("words", ColumnType::Any)]),
         InputPort::whole("mixture", "the port `languages` of a sampling.plan")
             .optional()
             .columns(&[
@@ -344,8 +353,10 @@ impl Export for ReportBody {
             normalizer: measure.normalizer.clone(),
             ..PageData::default()
         };
+        let known = self.context.input("alignments").map(read_known_times).transpose()?;
+        let known = known.unwrap_or_else(KnownTimes::new);
         for (_, input) in self.context.whole("transcripts") {
-            let sets = read_sets(input, &measure)?;
+            let sets = read_sets(input, &measure, &known)?;
             if let Some(what) = without_words(&sets) {
                 return Err(nothing_to_score(what, &self.context.rejects));
             }

@@ -7,8 +7,10 @@ use flow_sampling::plan::Balance;
 use flow_sampling::plan_batches::{Plan, PlanSettings};
 
 use super::*;
+use crate::decode::word_lists;
 use crate::page::chosen;
 use crate::screen::course;
+use crate::transcribe::HeardWord;
 
 fn transcripts() -> RecordBatch {
     let text = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
@@ -364,7 +366,7 @@ fn the_screen_has_the_short_tables() {
     .unwrap();
     let settings: ReportSettings = serde_json::from_value(json!({ "out": "x", "normalize": "whisper_basic" })).unwrap();
     data.normalizer = settings.measure().normalizer;
-    data.sets = read_sets(&artifact, &settings.measure()).unwrap();
+    data.sets = read_sets(&artifact, &settings.measure(), &KnownTimes::new()).unwrap();
     let tables = tables(&data);
     let titles: Vec<&str> = tables.iter().map(|t| t["table"]["title"].as_str().unwrap()).collect();
     assert_eq!(
@@ -600,5 +602,78 @@ fn settings_that_need_others_are_refused() {
         };
         let error = wrong().unwrap_err().to_string();
         assert!(error.contains(named), "{error}");
+    }
+}
+
+#[test]
+fn confidences_and_times_of_words_are_on_the_page() {
+    let heard = |text: &str, times: [f64; 2], confidence: f64| HeardWord {
+        text: text.to_owned(),
+        times,
+        confidence,
+    };
+    let list = |words: &[HeardWord]| -> ArrayRef { Arc::new(word_lists(&[words]).unwrap()) };
+    let text = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text])) };
+    let found = [
+        heard("ek", [0.1, 0.4], 0.9),
+        heard("do", [0.5, 0.8], 0.6),
+        heard("das", [1.0, 1.2], 0.6),
+    ];
+    let transcripts = RecordBatch::try_from_iter([
+        (ROW, Arc::new(UInt32Array::from(vec![0])) as ArrayRef),
+        ("set", text("validation")),
+        ("segment_id", text("a")),
+        ("lang", text("hi")),
+        ("reference", text("<|hi|> ek do teen")),
+        ("hypothesis", text("<|hi|> ek do das")),
+        ("duration", Arc::new(Float64Array::from(vec![1.5]))),
+        ("word", list(&found)),
+    ])
+    .unwrap();
+    // `do` was not said, as the alignment has it.
+    let known = [
+        heard("ek", [0.05, 0.4], 0.8),
+        heard("do", [0.4, 0.4], 0.0),
+        heard("teen", [0.9, 1.2], 0.7),
+    ];
+    let alignments = RecordBatch::try_from_iter([
+        (ROW, Arc::new(UInt32Array::from(vec![0])) as ArrayRef),
+        ("segment_id", text("a")),
+        ("words", list(&known)),
+    ])
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("report");
+    Harness::<EvaluationReport>::new(ReportSettings {
+        out: out.display().to_string(),
+        ..ReportSettings::default()
+    })
+    .input("validation", transcripts.schema())
+    .input("alignments", alignments.schema())
+    .feed("validation", "hi/hi_0000", transcripts)
+    .feed("alignments", "hi/hi_0000", alignments)
+    .run()
+    .unwrap();
+    let scores: Value = serde_json::from_slice(&std::fs::read(out.join(SCORES)).unwrap()).unwrap();
+    let near = |value: &Value, expected: f64| assert!((value.as_f64().unwrap() - expected).abs() < 1e-9, "{value}");
+    let confidence = &scores["sets"][0]["confidence"];
+    // One of 0.9 that is right, two of 0.6 of which one is.
+    near(&confidence["expected_calibration_error"], (0.1 + 0.2) / 3.0);
+    assert_eq!(confidence["bins"].as_array().unwrap().len(), 2);
+    let times = &scores["sets"][0]["times"];
+    assert_eq!(
+        (&times["words"], &times["compared"], &times["not_said"]),
+        (&json!(3), &json!(1), &json!(1))
+    );
+    near(&times["beginnings"]["median"], 0.05);
+    near(&times["ends"]["signed_median"], 0.0);
+    let page = std::fs::read_to_string(out.join(PAGE)).unwrap();
+    for part in [
+        "Expected calibration error: 0.100",
+        "0.60–0.67",
+        "Times of words",
+        "+0.050",
+    ] {
+        assert!(page.contains(part), "{part}");
     }
 }

@@ -12,6 +12,7 @@ use crate::language_name::language;
 use crate::normalize::{Normalization, Normalizer};
 use crate::page::percent;
 use crate::wer::{EditCounts, Score, words};
+use crate::word_confidence::Bin;
 use crate::word_groups::WordFigures;
 
 /// Sources that have a line in the page, those with the most words; `scores.json` has them all.
@@ -62,6 +63,8 @@ pub fn set_section(set: &SetFigures, normalizer: &Normalizer) -> Markup {
             }
             @for (name, scores) in &set.columns { (by_column(name, scores, normalizer)) }
             (word_groups(set))
+            (confidences(set))
+            (times(set))
             (tags(set))
             (worst(set))
         }
@@ -104,6 +107,61 @@ fn word_groups(set: &SetFigures) -> Markup {
         @if let Some(switches) = &switches {
             h3 { "Where the script or the language changes" }
             (word_table("Words", switches.iter().map(|(label, counts)| (*label, counts))))
+        }
+    }
+}
+
+/// How far confidences are from the share of words that are right.
+fn confidences(set: &SetFigures) -> Markup {
+    let all = set.reliability.all();
+    if all.words == 0 {
+        return html! {};
+    }
+    let row = |name: Markup, bin: &Bin, is_total: bool| {
+        html! {
+            tr.total[is_total] {
+                td { (name) }
+                td.n { (count(bin.words)) }
+                td.n { (format!("{:.3}", bin.mean_confidence())) }
+                td.n { span.meter style={ "width:" ((bin.accuracy() * 60.0).round()) "px" } {} (percent(bin.accuracy())) }
+            }
+        }
+    };
+    html! {
+        h3 { "Confidence of words" }
+        p { "Expected calibration error: " (format!("{:.3}", set.reliability.expected_calibration_error())) }
+        table {
+            thead { tr { th { "Confidence" } th.n { "Words heard" } th.n { "Mean confidence" } th.n { "Right" } } }
+            tbody {
+                @for (range, bin) in set.reliability.bins() {
+                    (row(html! { (format!("{:.2}–{:.2}", range.start, range.end)) }, bin, false))
+                }
+                (row(html! { "all" }, &all, true))
+            }
+        }
+        p.quiet {
+            "Of a model whose confidences are probabilities, as many words are right as the mean confidence says. The error is the mean distance of the two, weighted by words."
+            " Confidences are those of the model, without calibration: " code { "flow evaluate confidence --calibrate" } " fits one."
+        }
+    }
+}
+
+/// How far times of words are from known ones.
+fn times(set: &SetFigures) -> Markup {
+    let Some(spreads) = set.times.spreads() else {
+        return html! {};
+    };
+    html! {
+        h3 { "Times of words" }
+        table {
+            thead { tr { th { "Seconds" } th.n { "Words compared" } th.n { "Median error" } th.n { "95 % within" } th.n { "Signed median" } } }
+            tbody { @for (name, spread) in ["beginnings", "ends"].iter().zip(&spreads) {
+                tr { td { (name) } td.n { (count(set.times.compared() as u64)) } @for text in spread.texts() { td.n { (text) } } }
+            } }
+        }
+        p.quiet {
+            "Words that are right and have a known time: " (count(set.times.compared() as u64)) " of " (count(set.times.words as u64))
+            ". The signed median is above 0 where words come late."
         }
     }
 }

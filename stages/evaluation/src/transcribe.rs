@@ -4,8 +4,11 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use flow_kernels::threads::{install, pool};
+use flow_model::confidence::{Aggregation, ConfidenceMethod, log_softmax, word_confidences};
+use flow_model::decoding::Hypothesis;
 use flow_model::model::{MicroBatch, TdtModel};
 use flow_model::tokenizer::Tokenizer;
+use flow_text::language_tag::split_tag;
 
 use crate::error::EvaluationError;
 use crate::wer::{Scores, UtteranceScore, score};
@@ -33,9 +36,21 @@ pub enum Outcome {
         hypothesis: String,
         score: UtteranceScore,
         seconds: f64,
+        /// What was heard, without tags; none where only tokens are known.
+        words: Vec<HeardWord>,
     },
     /// The audio could not be read or decoded.
     Unreadable { why: String },
+}
+
+/// A word that was heard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeardWord {
+    pub text: String,
+    /// Seconds from the beginning of the utterance, as the model emits the word.
+    pub times: [f64; 2],
+    /// From 0 to 1, by NeMo's default: Tsallis entropy, the minimum over the tokens of the word.
+    pub confidence: f64,
 }
 
 /// Gives the signals of the utterances at some indices (16 kHz mono), or why there is none.
@@ -158,12 +173,62 @@ fn transcribe_group(
         .iter()
         .filter_map(|&index| prompts.get(index).copied())
         .collect();
-    let hypotheses = install(|| model.transcribe_each(&signals, &prompts))?;
-    for ((index, signal), hypothesis) in indices.into_iter().zip(signals).zip(hypotheses) {
-        let (tokenizer, seconds) = (model.tokenizer.as_ref(), signal.len() as f64 / SAMPLE_RATE);
-        outcomes.push((index, outcome(&utterances[index], hypothesis.text, seconds, tokenizer)));
+    let method = ConfidenceMethod::default();
+    let mut confidences: Vec<Vec<f64>> = vec![Vec::new(); signals.len()];
+    let mut observe = |utterance: usize, _: u32, logits: &[f32]| {
+        confidences[utterance].push(method.confidence(&log_softmax(logits), logits.len()));
+    };
+    let hypotheses = install(|| model.transcribe_each(&signals, &prompts, Some(&mut observe)))?;
+    let found = hypotheses.into_iter().zip(&confidences);
+    for ((index, signal), (hypothesis, confidences)) in indices.into_iter().zip(signals).zip(found) {
+        let seconds = signal.len() as f64 / SAMPLE_RATE;
+        let words = heard_words(model, &hypothesis, confidences)?;
+        let heard = (hypothesis.text, words);
+        let outcome = outcome(&utterances[index], heard, seconds, model.tokenizer.as_ref());
+        outcomes.push((index, outcome));
     }
     Ok(())
+}
+
+/// The words of a hypothesis, without tags such as `<|hi|>`. `confidences` are those of its tokens.
+fn heard_words(
+    model: &TdtModel,
+    hypothesis: &Hypothesis,
+    confidences: &[f64],
+) -> Result<Vec<HeardWord>, EvaluationError> {
+    let Some(tokenizer) = &model.tokenizer else {
+        return Ok(Vec::new());
+    };
+    let is_tag = |id: u32| {
+        let piece = tokenizer.piece(id).unwrap_or_default();
+        let (tag, rest) = split_tag(piece.trim_start_matches('\u{2581}'));
+        tag.is_some_and(|tag| !tag.is_empty()) && rest.is_empty()
+    };
+    let kept: Vec<usize> = (0..hypothesis.ids.len())
+        .filter(|&at| !is_tag(hypothesis.ids[at]))
+        .collect();
+    let of = |values: &[u32]| kept.iter().filter_map(|&at| values.get(at).copied()).collect();
+    let text = Hypothesis {
+        ids: of(&hypothesis.ids),
+        frames: of(&hypothesis.frames),
+        durations: of(&hypothesis.durations),
+        ..Hypothesis::default()
+    };
+    let confidences: Vec<f64> = kept.iter().filter_map(|&at| confidences.get(at).copied()).collect();
+    let stamps = model.time_stamps(&text)?;
+    let confidences = word_confidences(&confidences, &stamps.word_tokens, Aggregation::default())?;
+    let seconds = |frame: u32| f64::from(frame) * model.frame_seconds();
+    let words = stamps
+        .words
+        .into_iter()
+        .zip(confidences)
+        .map(|(word, confidence)| HeardWord {
+            times: [seconds(word.start), seconds(word.end)],
+            text: word.text,
+            confidence,
+        });
+    // A lone mark of a space is a word of NeMo's, too.
+    Ok(words.filter(|word| !word.text.trim().is_empty()).collect())
 }
 
 /// The TDT loss of one utterance.
@@ -279,7 +344,8 @@ pub fn transcribe_with_losses<E: From<EvaluationError>>(
         for ((index, seconds, tokens), (ids, loss)) in clips.into_iter().zip(found.ids.iter().zip(found.losses)) {
             let text = tokenizer.map(|tokenizer| tokenizer.decode(ids)).transpose();
             let hypothesis = text.map_err(EvaluationError::from)?.unwrap_or_default();
-            outcomes[index] = Some(outcome(&utterances[index], hypothesis, seconds, tokenizer));
+            let heard = (hypothesis, Vec::new());
+            outcomes[index] = Some(outcome(&utterances[index], heard, seconds, tokenizer));
             losses[index] = tokens.map(|tokens| UtteranceLoss { loss, tokens });
         }
     }
@@ -287,7 +353,12 @@ pub fn transcribe_with_losses<E: From<EvaluationError>>(
 }
 
 /// The scored transcript of an utterance.
-fn outcome(utterance: &Utterance, hypothesis: String, seconds: f64, tokenizer: Option<&Tokenizer>) -> Outcome {
+fn outcome(
+    utterance: &Utterance,
+    (hypothesis, words): (String, Vec<HeardWord>),
+    seconds: f64,
+    tokenizer: Option<&Tokenizer>,
+) -> Outcome {
     let reference = scored_reference(&utterance.text, tokenizer);
     let score = score(&reference, &hypothesis);
     Outcome::Transcript {
@@ -295,6 +366,7 @@ fn outcome(utterance: &Utterance, hypothesis: String, seconds: f64, tokenizer: O
         hypothesis,
         score,
         seconds,
+        words,
     }
 }
 

@@ -9,6 +9,7 @@ pub mod allocation;
 #[cfg(test)]
 mod candle_tests;
 pub mod checkpoint;
+pub mod confidence;
 pub mod config;
 pub mod decoding;
 pub mod decoding_memory;

@@ -13,8 +13,6 @@ use crate::{Result, TranscriptionError, Word};
 
 /// Largest file.
 const LARGEST: u64 = 16 << 20;
-/// Bins of the expected calibration error, of equal width (Guo et al., "On Calibration of Modern Neural Networks", 2017).
-const BINS: usize = 15;
 
 /// A non-decreasing function from confidences to probabilities: straight lines between points, constant outside.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,27 +163,6 @@ impl Calibration {
     }
 }
 
-/// The expected calibration error of words: the mean over 15 bins of equal width, weighted by their words, of the distance between
-/// the mean confidence and the share of right words. 0 where there are no words.
-pub fn expected_calibration_error(words: impl Iterator<Item = (f64, bool)>) -> f64 {
-    let mut bins = [(0.0, 0.0, 0.0); BINS];
-    let mut count = 0.0;
-    for (confidence, is_right) in words {
-        let bin = ((confidence * BINS as f64) as usize).min(BINS - 1);
-        bins[bin].0 += confidence;
-        bins[bin].1 += f64::from(u8::from(is_right));
-        bins[bin].2 += 1.0;
-        count += 1.0;
-    }
-    if count == 0.0 {
-        return 0.0;
-    }
-    bins.iter()
-        .map(|(confidence, right, _)| (confidence - right).abs())
-        .sum::<f64>()
-        / count
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -211,13 +188,6 @@ mod tests {
         assert!(fitted.probability(f64::NAN).is_nan());
         assert!(Calibration::fit(&[], "x").is_err());
         assert!(Calibration::fit(&[(f64::NAN, true)], "x").is_err());
-    }
-
-    #[test]
-    fn the_error_is_that_of_its_bins() {
-        assert_eq!(expected_calibration_error(std::iter::empty()), 0.0);
-        let words = [(1.0, true), (1.0, false), (0.0, false), (0.0, false)];
-        assert_eq!(expected_calibration_error(words.into_iter()), 0.25);
     }
 
     proptest! {

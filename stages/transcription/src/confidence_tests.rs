@@ -1,8 +1,11 @@
+use std::ops::Range;
+
 use flow_model::checkpoint::OpenModel;
+use flow_model::confidence::*;
+use flow_model::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::*;
 use crate::test_data;
 
 /// Confidences of NeMo, computed in float32 and stored with seven digits: within 3e-6 of float64, products

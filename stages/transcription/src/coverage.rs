@@ -170,15 +170,16 @@ pub fn holes(stretches: &[Range<f64>], words: &[Range<f64>]) -> Vec<Range<f64>> 
     uncovered(stretches, words, REACH, LEAST_HOLE)
 }
 
-/// Gaps between the words of a window in which the decoder chose blank narrowly, in order: words are probably missing there.
-pub(crate) fn narrow_gaps(stretches: &[Range<f64>], heard: &Heard) -> Vec<Range<f64>> {
+/// Gaps between the words of a window in which the decoder chose blank by less than `most` logits, in order: with [`NARROW`], words are
+/// probably missing there.
+pub(crate) fn narrow_gaps(stretches: &[Range<f64>], heard: &Heard, most: f32) -> Vec<Range<f64>> {
     if heard.blanks.is_empty() {
         return Vec::new();
     }
     let mut found = uncovered(stretches, &spans(heard), NEAR, LEAST_GAP);
     found.retain(|gap| {
         let mut blanks = heard.blanks.iter();
-        blanks.any(|&(time, lead)| lead < NARROW && (gap.start - NEAR..gap.end).contains(&time))
+        blanks.any(|&(time, lead)| lead < most && (gap.start - NEAR..gap.end).contains(&time))
     });
     found
 }
@@ -186,7 +187,7 @@ pub(crate) fn narrow_gaps(stretches: &[Range<f64>], heard: &Heard) -> Vec<Range<
 /// Holes of a window and gaps of [`narrow_gaps`], those that overlap as one.
 fn all_holes(stretches: &[Range<f64>], heard: &Heard) -> Vec<Range<f64>> {
     let mut found = holes(stretches, &spans(heard));
-    found.extend(narrow_gaps(stretches, heard));
+    found.extend(narrow_gaps(stretches, heard, NARROW));
     found.sort_by(|a, b| a.start.total_cmp(&b.start));
     found.dedup_by(|next, last| {
         let overlaps = next.start <= last.end;

@@ -12,7 +12,8 @@ mod beam_tests;
 pub mod boosted;
 pub mod calibration;
 pub mod channels;
-pub mod confidence;
+#[cfg(test)]
+mod confidence_tests;
 pub mod coverage;
 pub mod decoding_request;
 pub mod energy;

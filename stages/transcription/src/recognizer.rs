@@ -42,7 +42,6 @@ use crate::activity::Activity;
 pub use crate::activity::ActivityPart;
 use crate::boosted::{Boosted, PhraseIndex};
 use crate::calibration::Calibration;
-use crate::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 use crate::coverage::{Coverage, CoverageSettings, REACH, coverage, later};
 use crate::decoding_request::DecodingRequest;
 use crate::language_prior::LanguageCounts;
@@ -54,6 +53,7 @@ use crate::tokens::{Token, TokenScore, tokens_of_word};
 use crate::window_groups::{GROUP_SAMPLES, group_by_group};
 use crate::windows::join_words_of_turns;
 use crate::{Result, Segment, TranscriptionError, Word};
+use flow_model::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 
 /// The method of voice activity detection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -4,10 +4,10 @@ use flow_storage::Storage;
 use serde_json::Value;
 
 use super::*;
-use crate::confidence::word_tokens;
 use crate::long_audio::WindowMethod;
 use crate::test_data;
 use crate::tokens::Token;
+use flow_model::confidence::word_tokens;
 
 pub(super) fn recognizer() -> Recognizer {
     recognizer_in(Precision::F32)

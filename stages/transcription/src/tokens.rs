@@ -2,8 +2,8 @@
 
 use flow_model::tokenizer::Tokenizer;
 
-use crate::confidence::{ConfidenceMethod, log_softmax};
 use crate::{Result, TranscriptionError};
+use flow_model::confidence::{ConfidenceMethod, log_softmax};
 
 /// What OpenAI's API gives for tokens that are as good as impossible. Outputs of damaged weights, which are not numbers, have
 /// it, too.

@@ -407,6 +407,32 @@ fn ctc_aligns_as_nemo_decodes() {
     }
 }
 
+/// Another program's search over NeMo's log-probabilities: texts that were said, in part, or not at all (`tests/data/golden/alignment`).
+/// Our own network's log-probabilities differ from these by rounding.
+#[test]
+fn ctc_aligns_as_another_program() {
+    let cases: Vec<Value> =
+        serde_json::from_slice(&read_packed(&golden::file_of("alignment", "paths.json"), 1).unwrap()).unwrap();
+    let sets = ["ctc", "hybrid"].map(|set| (set, encoded(set)));
+    for case in &cases {
+        let (_, (model, recordings)) = sets.iter().find(|(set, _)| case["set"] == *set).unwrap();
+        let frames = &recordings[case["recording"].as_u64().unwrap() as usize];
+        let text = WordTokens::new([&numbers(&case["ids"])[..]]);
+        let found = model.align(frames, &text, Costs::FORCED, Some(HeadKind::Ctc)).unwrap();
+        let found = found.tokens.iter().map(|token| token.unwrap());
+        let found: Vec<[usize; 2]> = found
+            .map(|token| [token.frame, token.frame + token.duration - 1])
+            .collect();
+        let expected: Vec<[usize; 2]> = serde_json::from_value(case["frames"].clone()).unwrap();
+        assert_eq!(
+            found, expected,
+            "{} {}: {}",
+            case["set"], case["recording"], case["text"]
+        );
+    }
+    assert_eq!(cases.len(), 33);
+}
+
 /// These networks are as good as certain of their own texts: each choice of greedy search is far better than any other.
 #[test]
 fn transducers_align_their_own_texts_where_greedy_search_found_them() {

@@ -49,17 +49,23 @@ impl TdtModel {
         self.transcribe_with(signals, &self.decoding, None)
     }
 
-    /// The same, with a language prompt for each signal, or if there are none the model's own.
+    /// The same, with a language prompt for each signal, or if there are none the model's own; `observer` sees the outputs behind each
+    /// token, for confidences.
     ///
     /// # Errors
     /// Where there are other prompts than the model's, or another number than signals.
-    pub fn transcribe_each(&self, signals: &[&[f32]], prompts: &[usize]) -> Result<Vec<Hypothesis>> {
+    pub fn transcribe_each(
+        &self,
+        signals: &[&[f32]],
+        prompts: &[usize],
+        observer: Option<TokenObserver>,
+    ) -> Result<Vec<Hypothesis>> {
         let prompts = self.prompts_of(prompts, signals.len())?;
         let parts = self.in_parts(0..signals.len(), &|part| {
             let of_part = prompts.get(part.clone()).unwrap_or_default();
             self.encode_each(&signals[part], of_part)
         })?;
-        self.decode_parts(parts, &self.decoding, None)
+        self.decode_parts(parts, &self.decoding, observer)
     }
 
     /// The same as [`TdtModel::transcribe`] with other decoding settings; `observer` sees the outputs behind each token, for

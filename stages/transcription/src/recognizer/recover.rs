@@ -8,7 +8,7 @@ use flow_speakers::silero::SAMPLE_RATE;
 
 use super::split::mean;
 use super::{Heard, RecognitionSettings, Recognizer, VoiceActivity, batches};
-use crate::coverage::{CoverageMode, SuspectUse, holes, later, narrow_gaps, spans};
+use crate::coverage::{CoverageMode, NARROW, SuspectUse, holes, later, narrow_gaps, spans};
 use crate::suspects::{Suspect, suspects};
 use crate::word_key::word_key;
 use crate::{Result, Word};
@@ -62,6 +62,9 @@ const LEAST_PIECE: f64 = 0.2;
 const SURE: f64 = 0.5;
 /// The least one of words that another attempt found, too.
 const UNSURE: f64 = 0.2;
+/// A hole that two attempts fill with words whose mean confidence is less than this stays open: the model speaks there, but does not know
+/// what it hears.
+const UNKNOWN: f64 = 0.1;
 /// Share of the words that the other attempt has to have found.
 const AGREEMENT: f64 = 0.6;
 /// Frames of which the level is computed where a piece is cut, in samples: 10 ms.
@@ -102,6 +105,12 @@ impl Piece {
             self.tried.push((left, found));
         }
         None
+    }
+
+    /// Whether further attempts would find nothing.
+    fn is_given_up(&self) -> bool {
+        let unknown = |(left, found): &&(f64, Heard)| *left <= 0.0 && confidence(found) < UNKNOWN;
+        self.tried.iter().filter(unknown).count() > 1
     }
 
     /// The words of samples that begin at `begin` whose middle is where words are wanted, with times from the beginning of the window.
@@ -198,7 +207,7 @@ impl Recognizer {
             if !fill(plain, &mut open, heard)? {
                 return Ok(false);
             }
-            let Some(changed) = self.decode_reluctant(inputs, (settings, decoding), heard, cancelled)? else {
+            let Some(changed) = self.decode_reluctant(inputs, (settings, decoding), (&open, heard), cancelled)? else {
                 return Ok(false);
             };
             open.retain(|piece| !changed.contains(&piece.window));
@@ -221,7 +230,7 @@ impl Recognizer {
         Ok(true)
     }
 
-    /// Makes attempts to fill holes until none is open. False if it was cancelled.
+    /// Makes attempts to fill holes until none is open that is not given up. False if it was cancelled.
     fn fill(
         &self,
         (attempts, decoding): (&[Attempt], &DecodingSettings),
@@ -231,15 +240,12 @@ impl Recognizer {
         cancelled: &dyn Fn() -> bool,
     ) -> Result<bool> {
         for &attempt in attempts {
-            if open.is_empty() {
-                break;
-            }
+            let (mut left, due): (Vec<Piece>, Vec<Piece>) = open.drain(..).partition(Piece::is_given_up);
             let inputs = (signals, speech);
-            let Some(found) = self.attempt((attempt, decoding), inputs, open, batch_seconds, cancelled)? else {
+            let Some(found) = self.attempt((attempt, decoding), inputs, &due, batch_seconds, cancelled)? else {
                 return Ok(false);
             };
-            let mut left = Vec::new();
-            for (mut piece, found) in std::mem::take(open).into_iter().zip(found) {
+            for (mut piece, found) in due.into_iter().zip(found) {
                 match found.and_then(|found| piece.takes(found)) {
                     Some(found) => add(&mut heard[piece.window], found, &piece.hole),
                     None => left.push(piece),
@@ -250,20 +256,29 @@ impl Recognizer {
         Ok(true)
     }
 
-    /// Decodes windows again in which a decoder stays on blank ([`is_reluctant`]), with penalties on blank; the larger ones if the first
-    /// finds words, or the window has holes. Of all results the one of the highest [`merit`] stays. Gives the windows that
-    /// changed; none if it was cancelled.
+    /// Decodes windows again in which a decoder stays on blank ([`is_reluctant`]), with penalties on blank; the larger ones if the one
+    /// before found words, or the window has holes that are not given up and its words are not worth less by [`GAIN`] with it. Of all
+    /// results the one of the highest [`merit`] stays. Gives the windows that changed; none if it was cancelled.
     fn decode_reluctant(
         &self,
         (signals, speech): (&[&[f32]], &[Vec<Range<f64>>]),
         (settings, decoding): (&RecognitionSettings, &DecodingSettings),
-        heard: &mut [Heard],
+        (pieces, heard): (&[Piece], &mut [Heard]),
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<usize>>> {
-        let mut open: Vec<usize> = (0..heard.len())
-            .filter(|&window| is_reluctant(&heard[window], &speech[window]))
+        let has_hole: Vec<bool> = (0..heard.len())
+            .map(|window| {
+                let given_up = |hole: &Range<f64>| {
+                    let mut of_window = pieces.iter().filter(|piece| piece.window == window);
+                    of_window.any(|piece| piece.hole == *hole && piece.is_given_up())
+                };
+                let holes = holes(&speech[window], &spans(&heard[window]));
+                !holes.iter().all(given_up)
+            })
             .collect();
-        let has_hole = |window: usize, heard: &[Heard]| !holes(&speech[window], &spans(&heard[window])).is_empty();
+        let mut open: Vec<usize> = (0..heard.len())
+            .filter(|&window| is_reluctant(&heard[window], &speech[window], has_hole[window]))
+            .collect();
         let mut better: Vec<Option<Heard>> = vec![None; heard.len()];
         for penalty in PENALTIES {
             let decoding = DecodingSettings {
@@ -274,6 +289,7 @@ impl Recognizer {
             let samples: Vec<&[f32]> = open.iter().map(|&window| signals[window]).collect();
             #[cfg(test)]
             tests::DECODED.set(tests::DECODED.get() + samples.iter().map(|window| window.len()).sum::<usize>());
+            let mut goes_on = vec![false; open.len()];
             for batch in batches(&samples, settings.batch_seconds) {
                 if cancelled() {
                     return Ok(None);
@@ -288,7 +304,8 @@ impl Recognizer {
                     let (first, best) = (&heard[window], better[window].as_ref());
                     let ordinary = (SHARE_OF_MEAN * confidence(first)).clamp(UNSURE, ORDINARY);
                     let least = best.map_or_else(|| merit(first, ordinary) + GAIN, |best| merit(best, ordinary));
-                    let is_as_sure = confidence(&found) >= confidence(first) || has_hole(window, heard);
+                    let is_as_sure = confidence(&found) >= confidence(first) || has_hole[window];
+                    goes_on[index] = has_hole[window] && merit(&found, ordinary) > merit(first, ordinary) - GAIN;
                     if found.words.len() > first.words.len()
                         && is_as_sure
                         && merit(&found, ordinary) > least
@@ -298,7 +315,8 @@ impl Recognizer {
                     }
                 }
             }
-            open.retain(|&window| better[window].is_some() || has_hole(window, heard));
+            let mut goes_on = goes_on.into_iter();
+            open.retain(|&window| goes_on.next().unwrap_or(false) || better[window].is_some());
         }
         let mut changed = Vec::new();
         for (window, better) in better.into_iter().enumerate() {
@@ -443,12 +461,20 @@ fn samples_of(attempt: Attempt, signal: &[f32], cut: &Range<f64>) -> Option<(Vec
 }
 
 /// Whether words are missing in a window because its decoder stays on blank: blank was a narrow choice in speech without words, and the
-/// window has a hole, or that came often between words that are not all unsure.
-fn is_reluctant(heard: &Heard, speech: &[Range<f64>]) -> bool {
-    let narrow = narrow_gaps(speech, heard).len();
+/// window has a hole, or that came often between words that are not all unsure. In a window of much speech, only choices count that the
+/// first penalty would change.
+fn is_reluctant(heard: &Heard, speech: &[Range<f64>], has_hole: bool) -> bool {
+    if has_hole {
+        return !narrow_gaps(speech, heard, NARROW).is_empty();
+    }
     let seconds: f64 = speech.iter().map(|part| part.end - part.start).sum();
-    let is_often = narrow as f64 * SPEECH_FOR_EACH >= seconds && confidence(heard) >= UNSURE;
-    narrow > 0 && (is_often || !holes(speech, &spans(heard)).is_empty())
+    let most = if seconds <= SPEECH_FOR_EACH {
+        NARROW
+    } else {
+        PENALTIES[0] as f32
+    };
+    let narrow = narrow_gaps(speech, heard, most).len();
+    narrow > 0 && narrow as f64 * SPEECH_FOR_EACH >= seconds && confidence(heard) >= UNSURE
 }
 
 /// What the words of a window are worth: more of them, as long as they are as sure as `ordinary`.

@@ -497,6 +497,47 @@ fn a_hole_within_a_window_is_filled_between_its_words() {
     }
 }
 
+/// What a model does not know is not decoded in all ways, and says nothing about its blank; nor does a choice of blank in much speech that
+/// a penalty would not change.
+#[test]
+fn attempts_end_where_they_would_find_nothing() {
+    let heard = |words: &[(f64, f64)], blanks: &[(f64, f32)]| Heard {
+        words: words
+            .iter()
+            .map(|&(start, confidence)| Word {
+                word: "word".to_owned(),
+                start,
+                end: start + 0.25,
+                confidence: Some(confidence),
+                speaker: None,
+            })
+            .collect(),
+        blanks: blanks.to_vec(),
+        ..Heard::default()
+    };
+    let mut piece = Piece {
+        window: 0,
+        cut: 0.0..2.0,
+        inner: 0.0..2.0,
+        hole: 0.5..1.0,
+        tried: Vec::new(),
+    };
+    // Words that do not fill the hole, and one attempt that does.
+    for found in [heard(&[(1.75, 0.05)], &[]), heard(&[(0.5, 0.05)], &[])] {
+        assert!(piece.takes(found).is_none() && !piece.is_given_up());
+    }
+    assert!(piece.takes(heard(&[(0.6, 0.05)], &[])).is_none() && piece.is_given_up());
+    // A word a second, and blank chosen by so many logits in the first two gaps: little speech, much, and much with a hole.
+    for (lead, expected) in [(5.0, [true; 3]), (7.0, [true, false, true]), (9.0, [false; 3])] {
+        let is = |seconds: usize, has_hole: bool| {
+            let words: Vec<(f64, f64)> = (0..seconds).map(|start| (start as f64, 0.8)).collect();
+            let found = heard(&words, &[(0.5, lead), (1.5, lead)]);
+            is_reluctant(&found, &[0.0..seconds as f64 - 0.7], has_hole)
+        };
+        assert_eq!([is(3, false), is(6, false), is(6, true)], expected, "{lead}");
+    }
+}
+
 #[test]
 fn nothing_is_invented_over_noise_and_measuring_changes_nothing() {
     let recognizer = recognizer();

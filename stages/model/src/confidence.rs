@@ -6,9 +6,8 @@
 use std::ops::Range;
 use std::str::FromStr;
 
-use flow_model::tokenizer::Tokenizer;
-
-use crate::{Result, TranscriptionError};
+use crate::tokenizer::Tokenizer;
+use crate::{Error, Result};
 
 /// The entropy that is used. All are Shannon's where `alpha` is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +47,7 @@ impl ConfidenceMethod {
             return Ok(Self { measure, alpha });
         }
         let why = format!("{alpha} is not a number above 0");
-        Err(TranscriptionError::setting("confidence_alpha", why))
+        Err(Error::Input(format!("confidence_alpha: {why}")))
     }
 
     /// The confidence of one distribution: `log_probabilities` are a log-softmax, `outputs` the number that the measure
@@ -115,7 +114,7 @@ impl Default for ConfidenceMethod {
 
 /// Names as NeMo has them: `max_prob`, `entropy_gibbs_lin`, `entropy_tsallis_exp`, ...
 impl FromStr for Measure {
-    type Err = TranscriptionError;
+    type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
         use Entropy::{Gibbs, Renyi, Tsallis};
@@ -132,7 +131,7 @@ impl FromStr for Measure {
         let known = measures.iter().find(|(known, _)| *known == name);
         known.map(|&(_, measure)| measure).ok_or_else(|| {
             let names = measures.map(|(name, _)| name).join(", ");
-            TranscriptionError::setting("confidence_measure", format!("`{name}` is none of {names}"))
+            Error::Input(format!("confidence_measure: `{name}` is none of {names}"))
         })
     }
 }
@@ -160,17 +159,16 @@ impl Aggregation {
 
 /// Names as NeMo has them: `mean`, `min`, `prod`.
 impl FromStr for Aggregation {
-    type Err = TranscriptionError;
+    type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
         match name {
             "mean" => Ok(Self::Mean),
             "min" => Ok(Self::Min),
             "prod" => Ok(Self::Product),
-            _ => Err(TranscriptionError::setting(
-                "confidence_aggregation",
-                format!("`{name}` is none of mean, min, prod"),
-            )),
+            _ => Err(Error::Input(format!(
+                "confidence_aggregation: `{name}` is none of mean, min, prod"
+            ))),
         }
     }
 }
@@ -198,7 +196,7 @@ pub fn step_confidence(
 ) -> Result<StepConfidence> {
     let Some((token_logits, duration_logits)) = logits.split_at_checked(tokens).filter(|_| tokens > 1) else {
         let why = format!("{} outputs of the joint are not those of {tokens} tokens", logits.len());
-        return Err(TranscriptionError::Input(why));
+        return Err(Error::Input(why));
     };
     let of = |logits: &[f32]| method.confidence(&log_softmax(logits), tokens);
     Ok(StepConfidence {
@@ -209,7 +207,7 @@ pub fn step_confidence(
 }
 
 /// Logarithms of the probabilities that a softmax makes of these outputs.
-pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
+pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let logits = logits.iter().map(|&logit| f64::from(logit));
     let largest = logits.clone().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = logits.clone().map(|logit| (logit - largest).exp()).sum();
@@ -237,7 +235,7 @@ pub fn token_confidences(steps: &[StepConfidence], aggregation: Aggregation, exc
 /// An error if a word has tokens that there are no confidences of.
 pub fn word_confidences(tokens: &[f64], words: &[Range<usize>], aggregation: Aggregation) -> Result<Vec<f64>> {
     let word = |word: &Range<usize>| tokens.get(word.clone()).and_then(|tokens| aggregation.of(tokens));
-    let missing = || TranscriptionError::Input(format!("words {words:?} do not fit {} confidences", tokens.len()));
+    let missing = || Error::Input(format!("words {words:?} do not fit {} confidences", tokens.len()));
     words.iter().map(|range| word(range).ok_or_else(missing)).collect()
 }
 
@@ -267,7 +265,3 @@ pub fn word_tokens(tokenizer: &Tokenizer, ids: &[u32]) -> Result<Vec<Range<usize
     }
     Ok(words)
 }
-
-#[cfg(test)]
-#[path = "confidence_tests.rs"]
-mod tests;
