@@ -21,7 +21,6 @@ pub mod read;
 pub mod sample;
 mod shar;
 mod splits;
-mod stream_offsets;
 mod subtitles;
 mod table_lines;
 mod transcripts;
