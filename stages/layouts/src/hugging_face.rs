@@ -9,7 +9,6 @@ mod data_set;
 mod hub;
 mod listing;
 mod parquet_files;
-mod stream_offsets;
 
 pub use arrow_files::{detect_arrow, open_arrow};
 pub use hub::open_dataset;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_audio::arrow_file::ArrowFile;
 use flow_corpus::looks::version_of;
 use flow_corpus::tree;
 use flow_corpus::{Manifest, ManifestError, ReadSettings};
@@ -11,7 +12,6 @@ use serde_json::Value;
 use super::columns::Columns;
 use super::data_set::{Content, File, file_of, open_files};
 use super::listing::{Listed, chosen_files, first_listed, listed, split_of_file};
-use super::stream_offsets::ArrowFile;
 use crate::folder_entries::entries_of;
 use crate::splits::{chosen, refuse_other};
 

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
-use flow_audio::embedded::{path_of_bytes, path_of_value};
+use flow_audio::arrow_file::ArrowFile;
+use flow_audio::embedded::{path_in_batch, path_of_bytes, path_of_value};
 use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
@@ -20,7 +21,6 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use serde_json::{Map, Value};
 
 use super::columns::{Columns, float, recording};
-use super::stream_offsets::ArrowFile;
 use crate::utterance::{Common, Utterance, language_called, text_of};
 
 /// Rows of a partition, at least, where there are so many.
@@ -321,23 +321,27 @@ impl Corpus for DataSet {
         let audio = file.columns.audio.as_str();
         match &file.content {
             Content::Arrow(arrow) => {
-                let mut first = 0;
-                arrow.each(&mut |placed| {
+                let (mut first, mut batches) = (0, arrow.batches());
+                while let Some(placed) = batches.next_batch().map_err(ManifestError::from)? {
                     let place_of = |batch: &RecordBatch, row: usize| {
                         let column = batch.column_by_name(audio);
                         let bytes = column.and_then(|column| recording(column, row).0);
-                        let place = bytes.map(|bytes| {
-                            let copied =
-                                || refuse("decode_error", "the value is not aligned in the file as Arrow says");
-                            placed.place_of(bytes).ok_or_else(copied)
+                        let place = bytes.map(|bytes| match (placed.place_of(bytes), batch.schema().index_of(audio)) {
+                            (Some((offset, size)), _) => Ok(path_of_bytes(path, offset, size)),
+                            (None, Ok(column)) if placed.is_compressed => {
+                                Ok(path_in_batch(path, column, placed.at, row))
+                            }
+                            (None, _) => {
+                                let why = "the value is not aligned in the file as Arrow says";
+                                Err(refuse("decode_error", why))
+                            }
                         });
-                        let place = place.transpose()?;
-                        Ok(place.map(|(offset, size)| path_of_bytes(path, offset, size)))
+                        place.transpose()
                     };
                     file.rows(&placed.batch, first, &place_of, &self.common, take)?;
                     first += placed.batch.num_rows() as u64;
-                    Ok(())
-                })
+                }
+                Ok(())
             }
             Content::Parquet {
                 metadata,
