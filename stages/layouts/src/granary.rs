@@ -21,7 +21,7 @@ const CORPORA: [(&str, &str); 4] = [
     ("ytc", "YouTube-Commons (hf://datasets/PleIAs/YouTube-Commons)"),
     ("librilight", "Libri-Light (github.com/facebookresearch/libri-light)"),
 ];
-/// Lines of a file of which one must have its recording.
+/// First lines of a file. One of them must have its recording.
 const SAMPLED: usize = 64;
 /// Lists of transcripts, and of translations.
 const TRANSCRIPTS: &str = "asr";

@@ -15,7 +15,7 @@ pub fn is_list(head: &[u8]) -> bool {
     head.trim_ascii_start().starts_with(b"[")
 }
 
-/// The first item of a list that begins so; none where it is not whole.
+/// The first item of a list that begins so; none where it is incomplete.
 pub fn first_item(head: &[u8]) -> Option<Value> {
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
     let items = head.trim_ascii_start().strip_prefix(b"[")?;

@@ -18,7 +18,7 @@ const LOCAL: [u8; 4] = *b"PK\x03\x04";
 const LOCAL_LENGTH: usize = 30;
 /// Most bytes of a directory.
 const LARGEST_DIRECTORY: u64 = 1 << 30;
-/// What stands for a number in the further field of large archives.
+/// The value of a number that is in the further field, as in large archives.
 const ELSEWHERE: u64 = 0xffff_ffff;
 const LARGE_FIELD: u16 = 1;
 /// The flags of an encrypted member.
