@@ -3,6 +3,8 @@
 //! - `data.arrow#offset=4096&size=20304`: bytes of the file as they are there, such as of an Arrow file or a Kaldi archive.
 //! - `train.parquet#column=0&row_group=2&row=17`: the value of a leaf column of a Parquet file. Columns and row groups are counted
 //!   from 0, rows from the first of their row group.
+//! - `data.arrow#column=0&batch=4096&row=17`: the value of a column of an Arrow file, where it is compressed in the record batch that
+//!   begins at this byte.
 //!
 //! A path of another form names a file of its own, also if it has a `#`.
 
@@ -19,6 +21,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection, RowSelector};
 use rustix::fs::MemfdFlags;
 
+use crate::arrow_file::ArrowFile;
 use crate::decode::{MAX_RECORDING_BYTES, read_range};
 use crate::error::AudioError;
 
@@ -43,6 +46,8 @@ pub enum EmbeddedPlace {
         row_group: usize,
         row: usize,
     },
+    /// A value in a record batch of an Arrow file, which begins at the byte `batch`.
+    InBatch { column: usize, batch: u64, row: usize },
 }
 
 /// The path of bytes of a file.
@@ -53,6 +58,11 @@ pub fn path_of_bytes(file: &str, offset: u64, size: u64) -> String {
 /// The path of a value of a Parquet file.
 pub fn path_of_value(file: &str, column: usize, row_group: usize, row: usize) -> String {
     format!("{file}#column={column}&row_group={row_group}&row={row}")
+}
+
+/// The path of a value in a record batch of an Arrow file, which begins at the byte `batch`.
+pub fn path_in_batch(file: &str, column: usize, batch: u64, row: usize) -> String {
+    format!("{file}#column={column}&batch={batch}&row={row}")
 }
 
 /// The file that a path leads to: of a recording within another file the latter, else the path itself.
@@ -78,11 +88,22 @@ fn split(path: &Path) -> Option<(&str, EmbeddedPlace)> {
             size: number(field("size")?)?,
         }
     } else {
-        let mut place = |name: &str| usize::try_from(number(field(name)?)?).ok();
-        EmbeddedPlace::Value {
-            column: place("column")?,
-            row_group: place("row_group")?,
-            row: place("row")?,
+        let column = usize::try_from(number(field("column")?)?).ok()?;
+        let (name, value) = fields.next()?.split_once('=')?;
+        let value = number(value)?;
+        let row = usize::try_from(number(fields.next()?.strip_prefix("row=")?)?).ok()?;
+        match name {
+            "row_group" => EmbeddedPlace::Value {
+                column,
+                row_group: usize::try_from(value).ok()?,
+                row,
+            },
+            "batch" => EmbeddedPlace::InBatch {
+                column,
+                batch: value,
+                row,
+            },
+            _ => return None,
         }
     };
     (fields.next().is_none() && !file.is_empty()).then_some((file, place))
@@ -103,6 +124,7 @@ impl Embedded {
         match self.place {
             EmbeddedPlace::Bytes { offset, size } => read_range(storage, &self.file, offset, size),
             EmbeddedPlace::Value { column, row_group, row } => self.value(storage, column, row_group, row),
+            EmbeddedPlace::InBatch { column, batch, row } => self.in_batch(storage, column, batch, row),
         }
     }
 
@@ -117,6 +139,33 @@ impl Embedded {
         in_memory().map_err(|source| AudioError::read(self.file, source))
     }
 
+    fn in_batch(&self, storage: &Storage, column: usize, batch: u64, row: usize) -> Result<Vec<u8>, AudioError> {
+        thread_local! {
+            static LAST: RefCell<Option<ReadColumn>> = const { RefCell::new(None) };
+        }
+        let path = &self.file;
+        let version = version_of(path).map_err(|source| AudioError::read(path, source))?;
+        let last = LAST.take().filter(|last| {
+            last.file == *path && last.version == version && (last.column, last.batch) == (column, batch)
+        });
+        let values = match last {
+            Some(last) => last.values,
+            None => ArrowFile::open(storage, path)?.column_of(batch, column)?,
+        };
+        let value = (row < values.len())
+            .then(|| leaf_value(&values.slice(row, 1)))
+            .flatten();
+        LAST.set(Some(ReadColumn {
+            file: path.clone(),
+            version,
+            column,
+            batch,
+            values,
+        }));
+        let no_bytes = || AudioError::Decode(format!("{}: row {row} of batch {batch} has no bytes", path.display()));
+        within_limit(path, value.ok_or_else(no_bytes)?)
+    }
+
     fn value(&self, storage: &Storage, column: usize, row_group: usize, row: usize) -> Result<Vec<u8>, AudioError> {
         thread_local! {
             static OPEN: RefCell<OpenFiles> = RefCell::default();
@@ -126,6 +175,34 @@ impl Embedded {
         let value = open.value(storage, &self.file, column, row_group, row);
         OPEN.set(open);
         value
+    }
+}
+
+/// The column of a record batch that was read last: values are often read one after the other.
+struct ReadColumn {
+    file: PathBuf,
+    version: Option<FileVersion>,
+    column: usize,
+    batch: u64,
+    values: ArrayRef,
+}
+
+/// The version of a file; none of an object, which does not change while it is open.
+fn version_of(path: &Path) -> io::Result<Option<FileVersion>> {
+    match is_url(path) {
+        true => Ok(None),
+        false => Ok(Some(FileVersion::of_file(&std::fs::metadata(path)?))),
+    }
+}
+
+fn within_limit(path: &Path, value: Vec<u8>) -> Result<Vec<u8>, AudioError> {
+    match value.len() as u64 {
+        size if size > MAX_RECORDING_BYTES => Err(AudioError::TooLarge {
+            path: path.to_owned(),
+            size,
+            limit: MAX_RECORDING_BYTES,
+        }),
+        _ => Ok(value),
     }
 }
 
@@ -164,10 +241,7 @@ impl OpenFiles {
     ) -> Result<Vec<u8>, AudioError> {
         let read = |source| AudioError::read(path, source);
         let damaged = |why: String| AudioError::Decode(format!("{}: {why}", path.display()));
-        let version = match is_url(path) {
-            true => None,
-            false => Some(FileVersion::of_file(&std::fs::metadata(path).map_err(read)?)),
-        };
+        let version = version_of(path).map_err(read)?;
         if self.files.get(path).is_none_or(|file| file.version != version) {
             self.cursor = None;
             if self.files.len() >= MOST_OPEN {
@@ -224,14 +298,7 @@ impl OpenFiles {
         self.cursor = Some(cursor);
         let value = batch.columns().first().and_then(leaf_value);
         let value = value.ok_or_else(|| damaged(format!("row {row} of row group {row_group} has no bytes")))?;
-        if value.len() as u64 > MAX_RECORDING_BYTES {
-            return Err(AudioError::TooLarge {
-                path: path.to_owned(),
-                size: value.len() as u64,
-                limit: MAX_RECORDING_BYTES,
-            });
-        }
-        Ok(value)
+        within_limit(path, value)
     }
 }
 
@@ -248,7 +315,11 @@ fn leaf_value(array: &ArrayRef) -> Option<Vec<u8>> {
         return None;
     }
     match array.data_type() {
-        DataType::Struct(_) => leaf_value(array.as_struct().columns().first()?),
+        // Of Arrow files all fields are read, of Parquet files the leaf alone.
+        DataType::Struct(_) => {
+            let fields = array.as_struct();
+            leaf_value(fields.column_by_name("bytes").or(fields.columns().first())?)
+        }
         DataType::Binary => Some(array.as_binary::<i32>().value(0).to_vec()),
         DataType::LargeBinary => Some(array.as_binary::<i64>().value(0).to_vec()),
         DataType::BinaryView => Some(array.as_binary_view().value(0).to_vec()),

@@ -29,6 +29,15 @@ fn only_the_two_forms_name_what_is_within_a_file() {
         of("s3://b/t.parquet#column=0&row_group=2&row=17"),
         Some(("s3://b/t.parquet".into(), value))
     );
+    let value = EmbeddedPlace::InBatch {
+        column: 1,
+        batch: 4096,
+        row: 3,
+    };
+    assert_eq!(
+        of(&path_in_batch("d.arrow", 1, 4096, 3)),
+        Some(("d.arrow".into(), value))
+    );
     for path in [
         "a.wav",
         "a#1.wav",
@@ -40,6 +49,7 @@ fn only_the_two_forms_name_what_is_within_a_file() {
         "a#size=2&offset=1",
         "a#offset=18446744073709551616&size=2",
         "a#column=1&row_group=2",
+        "a#column=1&group=2&row=3",
         "#offset=1&size=2",
     ] {
         assert_eq!(of(path), None, "{path}");

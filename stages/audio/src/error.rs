@@ -54,6 +54,14 @@ impl AudioError {
         AudioError::Write { path, source }
     }
 
+    /// What is wrong with a file that rows or recordings are in.
+    pub fn manifest(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
+        AudioError::Manifest {
+            path: path.into(),
+            why: why.into(),
+        }
+    }
+
     pub fn unsafe_path(path: impl Into<PathBuf>, why: impl Into<String>) -> Self {
         AudioError::UnsafePath {
             path: path.into(),

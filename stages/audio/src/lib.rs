@@ -1,5 +1,6 @@
 //! Audio: recordings of all formats, members of tars, and decoding to 16 kHz mono. No stage kind.
 
+pub mod arrow_file;
 mod block;
 #[cfg(test)]
 mod container_tests;

@@ -128,14 +128,15 @@ impl<R: Read + Seek> Walk<'_, R> {
         let length = self.reader.by_ref().take(4).read(&mut first)?;
         self.reader.rewind()?;
         let packed = [
-            (&[0x1f, 0x8b][..], "gzip", "gunzip"),
-            (b"BZh", "bzip2", "bunzip2"),
-            (&[0xfd, b'7', b'z', b'X'], "xz", "unxz"),
-            (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "unzstd"),
+            (&[0x1f, 0x8b][..], "gzip", "gz", "gunzip"),
+            (b"BZh", "bzip2", "bz2", "bunzip2"),
+            (&[0xfd, b'7', b'z', b'X'], "xz", "xz", "unxz"),
+            (&[0x28, 0xb5, 0x2f, 0xfd], "zstd", "zst", "unzstd"),
         ];
-        if let Some((_, format, program)) = packed.iter().find(|(mark, ..)| first[..length].starts_with(mark)) {
+        if let Some((_, format, ending, program)) = packed.iter().find(|(mark, ..)| first[..length].starts_with(mark)) {
             let why = format!(
-                "it is not a tar but compressed by {format}; unpack it with {program}, as recordings are read in place"
+                "it is not a tar but compressed by {format}; give its name the ending .{ending} and unpack it with {program}, as recordings \
+                 are read in place"
             );
             return Err(cut(why));
         }

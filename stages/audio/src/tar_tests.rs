@@ -125,7 +125,10 @@ fn prefix_base_256_and_old_directories() {
 #[test]
 fn a_compressed_tar_is_said_to_be_one() {
     for (bytes, said) in [
-        (&b"\x1f\x8b\x08\0"[..], "gzip; unpack it with gunzip"),
+        (
+            &b"\x1f\x8b\x08\0"[..],
+            "gzip; give its name the ending .gz and unpack it with gunzip",
+        ),
         (b"BZh91AY", "bzip2"),
         (b"\xfd7zXZ\0", "xz"),
         (b"\x28\xb5\x2f\xfd\0", "zstd"),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use flow_audio::AudioError;
 use flow_kind::StageError;
 
 /// Why manifest work cannot go on.
@@ -81,6 +82,16 @@ impl ManifestError {
                 help,
             },
             other => StageError::setting(path, other),
+        }
+    }
+}
+
+impl From<AudioError> for ManifestError {
+    fn from(error: AudioError) -> Self {
+        match error {
+            AudioError::Read { path, source } => ManifestError::io(&path, source),
+            AudioError::Manifest { path, why } => ManifestError::manifest(path, why),
+            other => ManifestError::rows(other.to_string(), None),
         }
     }
 }

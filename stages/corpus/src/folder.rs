@@ -23,6 +23,7 @@ use crate::tables::TableManifest;
 use crate::text_tables::TextTables;
 use crate::transcripts::{transcript, transcripts_of};
 use crate::tree::{self, TreeEntry};
+use crate::unpacking::unpacking;
 use crate::{ReadSettings, file_stem};
 
 /// Tables of a folder by Hugging Face's convention; the first that exists counts.
@@ -135,12 +136,18 @@ impl AudioFolder {
     ) -> Result<Self, ManifestError> {
         let blocks = list(storage, root, only)?;
         if blocks.is_empty() {
-            let tars = if holds(storage, root, ".tar.gz") {
-                ", but compressed tars: recordings are read at their places in a tar, so unpack each (`gunzip x.tar.gz`)"
-            } else if holds(storage, root, ".tar") {
-                ", but tars, which `audio.webdataset` reads (`manifest.read` reads them where a manifest names their members: `tars`)"
+            let packed = [".tar.gz", ".tgz", ".zip"]
+                .iter()
+                .find_map(|ending| first_with(storage, root, ending));
+            let tars = if let Some(packed) = packed {
+                format!(
+                    ", but archives: recordings are read at their places in a tar, so unpack each ({})",
+                    unpacking(&packed).unwrap_or_default()
+                )
+            } else if first_with(storage, root, ".tar").is_some() {
+                ", but tars, which `audio.webdataset` reads (`manifest.read` reads them where a manifest names their members: `tars`)".to_owned()
             } else {
-                ""
+                String::new()
             };
             return Err(ManifestError::manifest(
                 root,
@@ -343,12 +350,17 @@ fn only_manifest(storage: &Storage, root: &Path, entries: &[TreeEntry]) -> Optio
     manifests.next().filter(|_| manifests.next().is_none())
 }
 
-/// Whether a folder holds a file with this ending, or its folders do.
-fn holds(storage: &Storage, root: &Path, ending: &str) -> bool {
-    let is_one = |entry: &TreeEntry| entry.name.as_encoded_bytes().ends_with(ending.as_bytes());
+/// The first file with this ending in a folder, or in its folders.
+fn first_with(storage: &Storage, root: &Path, ending: &str) -> Option<PathBuf> {
+    let is_one = |entry: &&TreeEntry| !entry.is_folder && entry.name.as_encoded_bytes().ends_with(ending.as_bytes());
     let entries = entries_of(storage, root);
+    let own = entries.iter().find(is_one).map(|entry| root.join(&entry.name));
+    let of_folder = |folder: PathBuf| {
+        let entries = entries_of(storage, &folder);
+        entries.iter().find(is_one).map(|entry| folder.join(&entry.name))
+    };
     let mut inner = entries.iter().filter(|entry| entry.is_folder);
-    entries.iter().any(is_one) || inner.any(|entry| entries_of(storage, &root.join(&entry.name)).iter().any(is_one))
+    own.or_else(|| inner.find_map(|entry| of_folder(root.join(&entry.name))))
 }
 
 /// The first names in a folder, for an error.

@@ -44,6 +44,10 @@ pub enum Layout {
     PeoplesSpeech,
     /// LJSpeech: `metadata.csv` without a heading beside `wavs`.
     Ljspeech,
+    /// SPGISpeech: `train.csv` with bars between the fields beside the folder `train`.
+    Spgispeech,
+    /// Granary: NeMo's lines in folders `yodas`, `voxpopuli`, `ytc` and `librilight`, without recordings.
+    Granary,
     /// NeMo's tarred data: `manifest.json` or `sharded_manifests` beside `audio_0.tar`.
     NemoTarred,
     /// WebDataset: tars with a recording and its text (`.txt`, or in a `.json`) under one name.

@@ -35,6 +35,7 @@ pub mod texts;
 pub mod times;
 pub mod transcripts;
 pub mod tree;
+pub mod unpacking;
 pub mod written_set;
 
 use std::path::Path;

@@ -159,6 +159,16 @@ struct Contents {
     others: HashMap<String, String>,
 }
 
+fn is_audio(extension: Option<&OsStr>) -> bool {
+    let extension = extension.and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+    extension.is_some_and(|found| AUDIO.contains(&found.as_str()))
+}
+
+/// Whether a file is called as recordings are.
+pub fn is_audio_name(name: &str) -> bool {
+    is_audio(Path::new(name).extension())
+}
+
 impl Contents {
     fn of(storage: &Storage, folder: &Path) -> Result<Contents, ManifestError> {
         let mut contents = Contents::default();
@@ -169,10 +179,6 @@ impl Contents {
             is_link,
         } in entries
         {
-            let is_audio = |extension: Option<&OsStr>| {
-                let extension = extension.and_then(OsStr::to_str).map(str::to_ascii_lowercase);
-                extension.is_some_and(|found| AUDIO.contains(&found.as_str()))
-            };
             let name = match name.into_string() {
                 Ok(name) => name,
                 // A manifest cannot name it.

@@ -15,6 +15,7 @@ use super::ljspeech;
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
+use super::zip_folder;
 
 const CLIPS: &str = "clips";
 /// Tables of clips, and not of sentences or reports.
@@ -64,7 +65,9 @@ pub fn detect_audio_folder(storage: &Storage, root: &Path) -> Option<String> {
     let own = first_of(storage, root, &tables(""));
     let of_split =
         || first_of(storage, root, &tables("train")).filter(|_| !tree::is_folder(storage, &root.join(CLIPS)));
-    let table = own.or_else(of_split)?;
+    let Some(table) = own.or_else(of_split) else {
+        return zip_folder::detect(storage, root);
+    };
     let name = table.strip_prefix(root).unwrap_or(&table);
     Some(name.display().to_string())
 }
@@ -86,6 +89,9 @@ pub fn open_folder(
             folder.and_then(|folder| first_of(storage, root, &tables(folder)))
         }
     };
+    if table.is_none() && zip_folder::detect(storage, root).is_some() {
+        return zip_folder::open(storage, root, settings, scratch);
+    }
     let table = table.ok_or_else(|| match settings.split.as_str() {
         "" => ManifestError::manifest(root, "there is no table in it"),
         split => ManifestError::manifest(root, format!("there is no folder with a table for the split {split:?}")),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use flow_corpus::column_names::renamed;
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::tree;
+use flow_corpus::unpacking::extracting;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 use serde_json::Map;
@@ -58,7 +59,10 @@ pub fn open(
     for (_, split) in &tables {
         let packed = root.join("audio").join(format!("{split}.tar.gz"));
         if !tree::is_folder(storage, &root.join("audio").join(split)) && tree::is_file(storage, &packed) {
-            let why = "recordings of a compressed tar are not read where they are; unpack it beside itself (tar xzf)";
+            let why = format!(
+                "recordings of a compressed tar are not read where they are; {}",
+                extracting(&packed)
+            );
             return Err(ManifestError::manifest(&packed, why));
         }
     }

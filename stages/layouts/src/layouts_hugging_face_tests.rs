@@ -245,3 +245,87 @@ fn a_column_of_bytes_holds_recordings() {
         assert_eq!(recordings_of(&output), std::slice::from_ref(&bytes));
     }
 }
+
+#[test]
+fn compressed_arrow_files_are_read() {
+    for name in ["lz4", "zstd"] {
+        let path = data("compressed").join(format!("{name}.arrow"));
+        let output = run(settings(&path));
+        let expected = [
+            row(&format!("{name}/0"), "ek", "hi", None, 0.5),
+            row(&format!("{name}/1"), "do", "hi", None, 0.75),
+        ];
+        assert_eq!(rows_of(&output), expected);
+        assert_eq!(recordings_of(&output), [wav("a.flac"), wav("b.flac")]);
+        assert_eq!(by_reason(&output), counts(&[("missing_audio", 1), ("missing_text", 1)]));
+        // A row that is not there, and damage anywhere: an error or rows, and no panic.
+        let place = column(&output, "audio_path")[0].clone();
+        let beyond = place.replace("&row=0", "&row=9");
+        assert_ne!(place, beyond);
+        assert!(flow_audio::decode::read_file(&Storage::default(), Path::new(&beyond)).is_err());
+        let (folder, whole) = (tempfile::tempdir().unwrap(), fs::read(&path).unwrap());
+        let copy = folder.path().join("x.arrow");
+        let named = PathBuf::from(place.replace(path.to_str().unwrap(), copy.to_str().unwrap()));
+        for at in (0..whole.len()).step_by(13) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0xff;
+            fs::write(&copy, &bytes).unwrap();
+            let _ = Harness::<Read>::new(settings(&copy)).run();
+            let _ = flow_audio::decode::read_file(&Storage::default(), &named);
+        }
+    }
+}
+
+#[test]
+fn audio_folders_in_archives_are_read_in_place() {
+    let expected = |folder: &str| {
+        [
+            row("clips/a", "ek, do", "hi", None, 0.5),
+            row("clips/b", "teen", "hi", None, 0.75),
+        ]
+        .map(|row| (row, folder.to_owned()))
+    };
+    for name in ["train", "large"] {
+        let output = run(with_lang(&data("zip").join(format!("{name}.zip")), "hi"));
+        let rows = rows_of(&output).into_iter().zip(column(&output, "shard_id"));
+        assert_eq!(rows.collect::<Vec<_>>(), expected("clips"), "{name}");
+        assert_eq!(recordings_of(&output), [wav("a.flac"), wav("b.flac")]);
+        assert_eq!(by_reason(&output), counts(&[("missing_audio", 1), ("unsafe_name", 1)]));
+        assert!(extra_of(&output)[0].as_ref().unwrap().contains("s1"));
+    }
+    // The command that the error prints gives the folder that is read.
+    let folder = copied(&["zip/train.zip", "zip/test.zip", "zip/packed.zip"]);
+    let said = failure(settings(&folder.path().join("zip/packed.zip")));
+    assert!(
+        said.contains("packed.zip: 2 of 2 recordings in it are compressed"),
+        "{said}"
+    );
+    let command = said.split('`').nth(1).unwrap().to_owned();
+    assert!(
+        command.starts_with("unzip ") && command.ends_with("/packed"),
+        "{command}"
+    );
+    fs::remove_file(folder.path().join("zip/packed.zip")).unwrap();
+    let read = |split: &str| {
+        let read = ReadSettings {
+            split: split.into(),
+            ..with_lang(&folder.path().join("zip"), "hi")
+        };
+        column(&run(read), "text")
+    };
+    assert_eq!(read(""), ["ek, do", "teen"]);
+    assert_eq!(read("test"), ["teen"]);
+    assert_eq!(read("all"), ["teen", "ek, do", "teen"]);
+    // Damage anywhere: an error or rows, and no panic.
+    let (whole, path) = (fs::read(data("zip/large.zip")).unwrap(), folder.path().join("x.zip"));
+    for length in [0, 3, 21, 22, 100, whole.len() / 2, whole.len() - 23, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert!(failure(settings(&path)).contains("x.zip"), "{length}");
+    }
+    for at in (0..200).chain(whole.len() - 500..whole.len()) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0xff;
+        fs::write(&path, &bytes).unwrap();
+        let _ = Harness::<Read>::new(settings(&path)).run();
+    }
+}

@@ -99,6 +99,36 @@ fn cuts_of_lhotse_are_read_and_mixed_ones_refused_by_name() {
 }
 
 #[test]
+fn lists_in_json_are_read_as_lines_are() {
+    let output = run(settings(&data("lists/x_recordings_train.json.gz")));
+    let expected = [row("u1", "ek", "hi", Some(0.1), 0.3), row("u2", "do", "hi", None, 0.75)];
+    assert_eq!(rows_of(&output), expected);
+    assert_eq!(recordings_of(&output), [wav("a.flac"), wav("b.flac")]);
+    let output = run(settings(&data("lists/x_cuts_dev.json")));
+    let expected = [row("a-0", "ek", "hi", None, 0.5), row("b-1", "do", "hi", None, 0.75)];
+    assert_eq!(rows_of(&output), expected);
+    // Wherever a list is cut.
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, path) = (
+        fs::read(data("lists/x_cuts_dev.json")).unwrap(),
+        folder.path().join("x_cuts_dev.json"),
+    );
+    for length in (600..whole.len() - 2).step_by(97) {
+        fs::write(&path, &whole[..length]).unwrap();
+        let said = failure(ReadSettings {
+            layout: Layout::LhotseCuts,
+            ..settings(&path)
+        });
+        assert!(
+            said.contains("x_cuts_dev.json: its list is damaged"),
+            "{length}: {said}"
+        );
+    }
+    fs::write(&path, [&whole[..], b" []"].concat()).unwrap();
+    assert!(failure(settings(&path)).contains("its list is damaged"));
+}
+
+#[test]
 fn shar_has_the_part_of_each_cut_in_its_tar() {
     let output = run(settings(&data("shar")));
     let expected = [

@@ -27,7 +27,7 @@ fn yodas_is_read_from_tars_and_folders() {
     fs::create_dir_all(at("audio/00000001")).unwrap();
     let packed = at("audio/00000000.tar.gz");
     fs::write(&packed, b"packed").unwrap();
-    assert!(failure(settings(&at(""))).contains("gunzip"));
+    assert!(failure(settings(&at(""))).contains("00000000.tar.gz`"));
     // As `tar` writes it, of the recordings of the first two.
     for (name, id) in [("a.flac", ids[0]), ("b.flac", ids[1])] {
         fs::copy(data("wav").join(name), folder.path().join(format!("{id}.wav"))).unwrap();
@@ -241,7 +241,11 @@ fn lists_of_public_corpora_are_read_by_their_columns() {
     }
     fs::rename(at("fleurs/hi_in/audio/train"), at("fleurs/hi_in/audio/other")).unwrap();
     fs::write(at("fleurs/hi_in/audio/train.tar.gz"), "").unwrap();
-    assert!(failure(settings(&at("fleurs/hi_in"))).contains("unpack it"));
+    let said = failure(settings(&at("fleurs/hi_in")));
+    assert!(
+        said.contains("train.tar.gz: ") && said.contains("run `tar -xzf "),
+        "{said}"
+    );
 
     let gs2 = read("gs2/th", "", &[]);
     assert_eq!(short(&gs2), one("0-1-2", "sawasdee \"x", "th"));
@@ -501,4 +505,88 @@ fn sessions_of_the_peoples_speech_are_read_clip_by_clip() {
         })
         .contains("no split")
     );
+}
+
+#[test]
+fn spgispeech_is_read_from_its_root() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join("spgispeech").join(name);
+    let table = |rows: &str| format!("wav_filename|wav_filesize|transcript\n{rows}");
+    let train = "2511ab/1.wav|320044|Our \"EBITDA\" rose 5%, to $7.\n2511ab/2.wav|320044|\n2511ab/9.wav|320044|gone\n../1.wav|1|x\na|b\na.wav|1|b|c\n";
+    lay_out(
+        folder.path(),
+        &[
+            ("spgispeech/train.csv", &table(train)),
+            ("spgispeech/val.csv", &table("7c/1.wav|1|Thank you.\n")),
+            ("spgispeech/train/2511ab/1.wav", ""),
+            ("spgispeech/val/7c/1.wav", ""),
+        ],
+    );
+    let texts = |name: &str, split: &str| {
+        let output = run(ReadSettings {
+            split: split.into(),
+            ..settings(&at(name))
+        });
+        let names = column(&output, "segment_id").into_iter().zip(column(&output, "lang"));
+        let rows = names
+            .zip(column(&output, "text"))
+            .map(|((id, lang), text)| format!("{id} {lang} {text}"));
+        (rows.collect::<Vec<_>>(), by_reason(&output))
+    };
+    let refused = [
+        ("bad_line", 2),
+        ("missing_audio", 1),
+        ("missing_text", 1),
+        ("unsafe_name", 1),
+    ];
+    let first = "2511ab/1 en Our \"EBITDA\" rose 5%, to $7.".to_owned();
+    assert_eq!(texts("", ""), (vec![first.clone()], counts(&refused)));
+    assert_eq!(texts("", "dev").0, ["7c/1 en Thank you."]);
+    assert_eq!(texts("val.csv", "").0, ["7c/1 en Thank you."]);
+    // In the folder of its recordings.
+    fs::copy(at("train.csv"), at("train/train.csv")).unwrap();
+    assert_eq!(texts("train/train.csv", "").0, [first]);
+}
+
+#[test]
+fn granary_names_the_corpus_that_it_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |path: &str, text: &str| {
+        let line = serde_json::json!({"utt_id": text, "audio_filepath": path, "duration": 0.4, "offset": 0.1, "text": text, "source_lang": "de", "taskname": "asr"});
+        format!("{line}\n")
+    };
+    lay_out(
+        folder.path(),
+        &[
+            (
+                "de/voxpopuli/de_asr.jsonl",
+                &[line("2009/a.wav", "eins"), line("2009/b.wav", "zwei")].concat(),
+            ),
+            ("de/voxpopuli/de_ast.jsonl", &line("2009/a.wav", "one")),
+            ("de/voxpopuli/2009/a.wav", ""),
+            ("de/yodas/de_asr.jsonl", &line("0001/v.wav", "drei")),
+        ],
+    );
+    let said = failure(settings(&folder.path().join("de")));
+    assert!(
+        said.contains("yodas/de_asr.jsonl: Granary has no recordings: fetch YODAS2"),
+        "{said}"
+    );
+    assert!(said.contains("de/yodas/0001/v.wav"), "{said}");
+    let voxpopuli = folder.path().join("de/voxpopuli");
+    let output = run(settings(&voxpopuli));
+    assert_eq!(
+        (column(&output, "text"), column(&output, "lang")),
+        (vec!["eins".to_owned()], vec!["de".to_owned()])
+    );
+    assert_eq!(
+        (reasons(&output), numbers(&output, "start")),
+        (vec!["missing_audio"], vec![Some(0.1)])
+    );
+    assert_eq!(column(&run(settings(&voxpopuli.join("de_ast.jsonl"))), "text"), ["one"]);
+    let translations = ReadSettings {
+        split: "ast".into(),
+        ..settings(&voxpopuli)
+    };
+    assert_eq!(column(&run(translations), "text"), ["one"]);
 }

@@ -117,6 +117,23 @@ fn samples_of_webdataset_are_rows() {
     let output = run(with_lang(dots.path(), "hi"));
     assert_eq!(column(&output, "tar_member_name"), ["talk-12.5.wav"]);
     assert_eq!(column(&output, "segment_id"), ["talk-12.5"]);
+    let names = [
+        ("a.wav", recording()),
+        ("a.transcript", b"one".to_vec()),
+        ("b.wav", recording()),
+        ("b.TEXT", b"two".to_vec()),
+    ];
+    let members = [
+        &names[..],
+        &[("c.wav", recording()), ("c.jsn", b"{\"text\": \"three\"}".to_vec())],
+    ]
+    .concat();
+    let members: Vec<(&str, &Vec<u8>)> = members.iter().map(|(name, bytes)| (*name, bytes)).collect();
+    fs::write(dots.path().join("x.tar"), super::tar_of(&members)).unwrap();
+    assert_eq!(
+        column(&run(with_lang(dots.path(), "hi")), "text"),
+        ["one", "two", "three"]
+    );
     // A tar that was cut, members that are no sample, and texts that are none.
     let folder = tempfile::tempdir().unwrap();
     let whole = fs::read(data("webdataset/train-000000.tar")).unwrap();

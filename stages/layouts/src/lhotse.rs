@@ -14,13 +14,13 @@ use serde_json::{Map, Value};
 use super::folder_entries::{base_of, entries_of};
 use super::line_file::{Block, IdIndex, Indexing, LineFile};
 use super::splits::{chosen, refuse_other};
-use super::table_lines::{TableLines, first_line};
+use super::table_lines::{TableLines, first_value};
 use super::utterance::{Common, Utterance, text_of};
 
 /// Recordings by which it is found out what paths are relative to.
 const SAMPLED: usize = 64;
 
-const ENDINGS: [&str; 2] = [".jsonl.gz", ".jsonl"];
+const ENDINGS: [&str; 4] = [".jsonl.gz", ".jsonl", ".json.gz", ".json"];
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Recording {
@@ -101,10 +101,8 @@ enum LineKind {
     Cut,
 }
 
-fn kind_of(line: &str) -> Option<LineKind> {
-    let Ok(Value::Object(fields)) = serde_json::from_str(line) else {
-        return None;
-    };
+fn kind_of(item: &Value) -> Option<LineKind> {
+    let fields = item.as_object()?;
     let has = |key: &str| fields.contains_key(key);
     if has("width") || has("shape") || has("array") || has("num_features") || !has("id") {
         return None;
@@ -118,9 +116,9 @@ fn kind_of(line: &str) -> Option<LineKind> {
     }
 }
 
-/// What the first line of a file is. Nothing is unpacked for it.
+/// What the first line of a file is, or the first item of a list.
 fn kind_of_file(storage: &Storage, path: &Path) -> Option<LineKind> {
-    kind_of(&first_line(storage, path)?)
+    kind_of(&first_value(storage, path)?)
 }
 
 /// A name without the endings of manifests; none of another file.
@@ -408,7 +406,7 @@ pub fn open_recordings(
         }
     };
     let open = |(recordings, supervisions, _): &(PathBuf, PathBuf, String)| {
-        let recordings = LineFile::open(storage, recordings, scratch)?;
+        let recordings = LineFile::open_list(storage, recordings, scratch)?;
         let mut ids = Indexing::default();
         let in_recordings = recordings.blocks(|offset, line| {
             if let Ok(recording) = serde_json::from_str::<Recording>(line) {
@@ -417,7 +415,7 @@ pub fn open_recordings(
         })?;
         let path_of = |line: &str| path_of_recording(serde_json::from_str(line).ok()?);
         let paths = Paths::of(storage, &recordings, &in_recordings, path_of);
-        let supervisions = LineFile::open(storage, supervisions, scratch)?;
+        let supervisions = LineFile::open_list(storage, supervisions, scratch)?;
         Ok(Recordings {
             ids: ids.finish(),
             recordings,
@@ -543,7 +541,7 @@ pub fn open_cuts(
     };
     let (mut opened, mut all_paths) = (Vec::new(), Vec::new());
     for path in &files {
-        let file = LineFile::open(storage, path, scratch)?;
+        let file = LineFile::open_list(storage, path, scratch)?;
         let blocks = file.blocks(|_, _| {})?;
         let path_of = |line: &str| path_of_recording(recording_of(serde_json::from_str(line).ok()?)?);
         all_paths.push(Paths::of(storage, &file, &blocks, path_of));

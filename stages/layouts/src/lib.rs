@@ -7,7 +7,9 @@ mod fleurs;
 mod folder_entries;
 mod gigaspeech;
 mod gigaspeech2;
+mod granary;
 mod hugging_face;
+mod json_list;
 mod kaldi;
 mod lhotse;
 mod line_file;
@@ -20,8 +22,8 @@ mod peoples_speech;
 pub mod read;
 pub mod sample;
 mod shar;
+mod spgispeech;
 mod splits;
-mod stream_offsets;
 mod subtitles;
 mod table_lines;
 mod transcripts;
@@ -31,6 +33,8 @@ mod voxpopuli_sessions;
 mod webdataset;
 mod yodas;
 mod yodas2;
+mod zip;
+mod zip_folder;
 
 pub use manifest_line::line_of;
 
@@ -63,7 +67,7 @@ const fn known(layout: Layout, name: &'static str, detect: fn(&Storage, &Path) -
 }
 
 /// All layouts that are recognised. The last resort, recordings with their texts, is none of them.
-const KNOWN: [Known; 21] = [
+const KNOWN: [Known; 23] = [
     known(
         Layout::LhotseRecordings,
         "lhotse_recordings",
@@ -125,6 +129,8 @@ const KNOWN: [Known; 21] = [
         peoples_speech::open,
     ),
     known(Layout::Ljspeech, "ljspeech", ljspeech::detect, ljspeech::open),
+    known(Layout::Spgispeech, "spgispeech", spgispeech::detect, spgispeech::open),
+    known(Layout::Granary, "granary", granary::detect, granary::open),
     known(
         Layout::NemoTarred,
         "nemo_tarred",
@@ -138,7 +144,8 @@ const KNOWN: [Known; 21] = [
 ];
 
 /// Layouts without columns that `columns` could name.
-const WITHOUT_COLUMNS: [Layout; 14] = [
+const WITHOUT_COLUMNS: [Layout; 15] = [
+    Layout::Spgispeech,
     Layout::PeoplesSpeech,
     Layout::Yodas,
     Layout::Yodas2,

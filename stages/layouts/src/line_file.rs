@@ -12,6 +12,8 @@ use flow_corpus::ManifestError;
 use flow_corpus::looks::{check_version, version_of};
 use flow_corpus::manifest_row::{Refusal, refuse};
 
+use super::json_list;
+
 /// Lines of a block, and bytes that end one sooner.
 const BLOCK_LINES: u64 = 8_192;
 const BLOCK_BYTES: u64 = 64 << 20;
@@ -85,6 +87,24 @@ impl LineFile {
         })
     }
 
+    /// A list in JSON, whose items become lines; another file as [`LineFile::open`] does.
+    ///
+    /// # Errors
+    /// When it cannot be read or unpacked, or the list is damaged.
+    pub fn open_list(storage: &Storage, path: &Path, scratch: &Path) -> Result<LineFile, ManifestError> {
+        let mut opened = LineFile::open(storage, path, scratch)?;
+        let mut head = vec![0; 64];
+        let read = opened.file.read_at(&mut head, 0);
+        head.truncate(read.map_err(|error| ManifestError::io(path, error))?);
+        if json_list::is_list(&head) {
+            let items = BufReader::with_capacity(1 << 18, opened.at(0, opened.length));
+            let lines = json_list::to_lines(items, path, scratch)?;
+            opened.file = lines.into();
+            opened.length = opened.file.length().map_err(|error| ManifestError::io(path, error))?;
+        }
+        Ok(opened)
+    }
+
     /// # Errors
     /// When the file was changed since it was opened.
     pub fn still(&self, storage: &Storage) -> Result<(), StageError> {
@@ -150,6 +170,26 @@ impl LineFile {
         read.map_err(|error| ManifestError::io(&self.path, error))?;
         let line = found.strip_prefix(MARK).filter(|_| offset == 0).unwrap_or(&found);
         Ok(String::from_utf8_lossy(line).trim_end_matches(['\n', '\r']).to_string())
+    }
+
+    /// The first lines that are UTF-8, at most so many.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn first_lines(&self, most: usize, mut each: impl FnMut(&str)) -> Result<(), ManifestError> {
+        let mut count = 0;
+        let read = self.lines_in(0, self.length, 1, &mut |line, _| {
+            line.text.ok().into_iter().for_each(&mut each);
+            count += 1;
+            match count < most {
+                true => Ok(()),
+                false => Err(io::Error::other("enough")),
+            }
+        });
+        match read {
+            Err(error) if count < most => Err(ManifestError::io(&self.path, error)),
+            _ => Ok(()),
+        }
     }
 
     /// The first line that is not blank; none where there is none, or it is not UTF-8.

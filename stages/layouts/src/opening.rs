@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use flow_corpus::tree;
+use flow_corpus::unpacking::unpacking;
 use flow_hub::DatasetReference;
 use flow_kind::open_input_file;
 use flow_kind::store::{on_threads, path_in_set};
@@ -60,8 +61,14 @@ pub fn open(
     for file in &files {
         let found = match settings.format {
             Format::Auto => format_of(storage, file).ok_or_else(|| {
+                if let Some(command) = unpacking(file) {
+                    let why = match file.extension().is_some_and(|extension| extension == "zip") {
+                        true => format!("it is an archive without `metadata.csv` or `.jsonl`; {command}"),
+                        false => format!("it is compressed; {command}"),
+                    };
+                    return ManifestError::manifest(file, why);
+                }
                 let why = match file.extension().and_then(|extension| extension.to_str()) {
-                    Some("gz" | "bz2" | "xz" | "zst") => "it is compressed; unpack it",
                     Some("tar") => {
                         "it is a tar, which `audio.webdataset` reads, or `tars` beside a manifest of its members"
                     }

@@ -1,6 +1,6 @@
 //! Corpora whose rows are lines of lists or of tables without quotes.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
@@ -9,7 +9,9 @@ use flow_corpus::manifest_row::{ManifestRow, Refusal, refuse};
 use flow_corpus::tree;
 use flow_corpus::{Corpus, ManifestError, Part, Take, take_line};
 use flow_kind::{Partition, StageError, Storage};
+use serde_json::Value;
 
+use super::json_list;
 use super::line_file::{Block, GZIP, LineFile};
 
 /// Makes a row of a line, given the number of the file among those that are read.
@@ -102,9 +104,13 @@ impl Corpus for TableLines {
 /// Most bytes of a first line.
 const LONGEST_FIRST_LINE: u64 = 1 << 20;
 
-/// The first line of a file, which may be compressed by gzip, without a byte order mark and the end of the line; none where it cannot
-/// be read or is not UTF-8. Of a compressed file its beginning is unpacked.
-pub fn first_line(storage: &Storage, path: &Path) -> Option<String> {
+/// The beginning of a file, which may be compressed by gzip, read by `read` up to a number of bytes; none where it cannot be read. Of a
+/// compressed file its beginning is unpacked.
+fn beginning(
+    storage: &Storage,
+    path: &Path,
+    read: impl FnOnce(&mut dyn BufRead, &mut Vec<u8>) -> io::Result<usize>,
+) -> Option<Vec<u8>> {
     let mut file = BufReader::new(tree::open_head(storage, path)?);
     let is_packed = tree::or_note(path, file.fill_buf().map(|bytes| bytes.starts_with(&GZIP)));
     let text: Box<dyn Read> = if is_packed {
@@ -112,18 +118,34 @@ pub fn first_line(storage: &Storage, path: &Path) -> Option<String> {
     } else {
         Box::new(file)
     };
-    let mut line = Vec::new();
-    let read = BufReader::new(text.take(LONGEST_FIRST_LINE)).read_until(b'\n', &mut line);
+    let mut bytes = Vec::new();
+    let read = read(&mut BufReader::new(text.take(LONGEST_FIRST_LINE)), &mut bytes);
     match is_packed {
         true => read.ok()?,
         false => tree::or_note(path, read.map(Some))?,
     };
+    Some(bytes)
+}
+
+/// The first line of a file without a byte order mark and the end of the line; none where it is not UTF-8. See [`beginning`].
+pub fn first_line(storage: &Storage, path: &Path) -> Option<String> {
+    let line = beginning(storage, path, |text, line| text.read_until(b'\n', line))?;
     let line = String::from_utf8(line).ok()?;
     Some(
         line.trim_start_matches('\u{feff}')
             .trim_end_matches(['\n', '\r'])
             .to_string(),
     )
+}
+
+/// The JSON of the first line of a file, or of the first item of a list that begins with it. See [`beginning`].
+pub fn first_value(storage: &Storage, path: &Path) -> Option<Value> {
+    let line = first_line(storage, path)?;
+    if !json_list::is_list(line.as_bytes()) {
+        return serde_json::from_str(&line).ok();
+    }
+    let head = beginning(storage, path, |text, head| text.read_to_end(head))?;
+    json_list::first_item(&head)
 }
 
 /// The fields of a line, which are at least `least`.

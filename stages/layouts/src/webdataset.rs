@@ -25,7 +25,7 @@ const LANGUAGES: [&str; 2] = ["lang", "language"];
 const DURATIONS: [&str; 1] = ["duration"];
 
 /// How members are grouped to samples, as part of the key of what was read: another one where rows become others.
-const GROUPED: &str = " dots";
+const GROUPED: &str = " dots, transcripts";
 
 struct Tar {
     path: PathBuf,

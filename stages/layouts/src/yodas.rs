@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::tree;
+use flow_corpus::unpacking::unpacking;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -68,7 +69,10 @@ pub fn unpacked(storage: &Storage, root: &Path, shards: &[Shard]) -> Result<(), 
     };
     let packed = audio.with_extension("tar.gz");
     let why = match tree::is_file(storage, &packed) {
-        true => format!("{} cannot be read at places: unpack it with gunzip", packed.display()),
+        true => {
+            let command = unpacking(&packed).unwrap_or_default();
+            format!("{} cannot be read at places; {command}", packed.display())
+        }
         false => format!(
             "the recordings of its texts do not exist: {} or {0}.tar",
             audio.display()

@@ -1,8 +1,10 @@
 //! Measures what each step of augmentation costs on one core, as a share of decoding the same utterances.
 //!
 //! ```text
-//! cargo bench --locked -p flow-sampling --bench augment
+//! cargo bench --locked -p flow-sampling --bench augment -- FOLDER_OF_MP3 FOLDER_OF_OPUS
 //! ```
+//!
+//! Shares are of decoding FLAC, and of decoding the recordings of each folder that is named, in any format.
 //!
 //! Utterances are those of the bundled corpus, joined to some ten seconds each; noise is 40 files of 30 s, and rooms are
 //! exponentially decaying noise of 0.5 s.
@@ -10,10 +12,10 @@
 #![allow(clippy::print_stdout, reason = "a bench tells people what it measured")]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use flow_audio::decode::decode;
+use flow_audio::decode::{SAMPLE_RATE, decode, read_file};
 use flow_audio::flac::{Samples, StreamInfo};
 use flow_audio::{flac, flac_encode, tar};
 use flow_random::SplitMix64;
@@ -43,16 +45,15 @@ fn main() {
         }
     }
     let stored: Vec<Vec<u8>> = utterances.iter().map(|signal| flac_of(signal)).collect();
-    let decoding = best(|| {
-        for bytes in &stored {
-            std::hint::black_box(decode(bytes, 100.0).expect("a good recording"));
-        }
-    });
-    println!(
-        "{} utterances, {seconds:.0} s; decoding {:.2} ms per second of audio",
-        stored.len(),
-        1000.0 * decoding / seconds
-    );
+    println!("{} utterances, {seconds:.0} s", stored.len());
+    let mut decoding = vec![("FLAC".to_string(), ms_of_decoding(&stored))];
+    for folder in std::env::args().skip(1).filter(|text| Path::new(text).is_dir()) {
+        decoding.push((folder.clone(), ms_of_decoding(&recordings(Path::new(&folder)))));
+    }
+    for (name, ms) in &decoding {
+        println!("decoding {name}: {ms:.3} ms per second of audio");
+    }
+    let decoding = &decoding[..];
     let (noise, rooms) = (noise.to_string_lossy(), rooms.to_string_lossy());
     let steps = [
         json!({"mix": {"path": noise, "prob": 1}}),
@@ -62,10 +63,12 @@ fn main() {
         json!({"reverb_rir": {"path": rooms, "prob": 1}}),
         json!({"impulse": {"path": rooms, "prob": 1}}),
         json!({"gain": {"prob": 1}}),
+        json!({"perturb_volume": {"prob": 1}}),
         json!({"clip_amplitude": {"prob": 1}}),
         json!({"lowpass": {"prob": 1}}),
         json!({"narrowband": {"prob": 1}}),
-        json!({"compress": {"prob": 1}}),
+        json!({"shift": {"prob": 1}}),
+        json!({"silence": {"max_start_silence_secs": 1, "max_end_silence_secs": 1, "prob": 1}}),
     ];
     report("no step, a copy", &json!([]), &utterances, decoding, seconds);
     for step in &steps {
@@ -83,21 +86,47 @@ fn main() {
         decoding,
         seconds,
     );
-    let usual = json!([
-        {"mix": {"path": noise, "prob": 0.5}},
-        {"reverb_rir": {"path": rooms, "prob": 0.3}},
-        {"gain": {"prob": 0.5}},
-    ]);
-    report(
-        "mix 0.5, reverb_rir 0.3, gain 0.5",
-        &usual,
-        &utterances,
-        decoding,
-        seconds,
-    );
+    for codec in ["opus", "mp3"] {
+        let steps = json!([{"compress": {"codecs": [codec], "prob": 1}}]);
+        report(&format!("compress, {codec}"), &steps, &utterances, decoding, seconds);
+    }
+    let usual = [
+        json!({"mix": {"path": noise, "prob": 0.5}}),
+        json!({"reverb_rir": {"path": rooms, "prob": 0.3}}),
+        json!({"gain": {"prob": 0.5}}),
+    ];
+    let name = "mix 0.5, reverb_rir 0.3, gain 0.5";
+    report(name, &json!(usual), &utterances, decoding, seconds);
+    for codec in ["opus", "mp3"] {
+        let compress = json!({"compress": {"codecs": [codec], "prob": 0.1}});
+        let steps = [&usual[..], &[compress]].concat();
+        let name = format!("the same and compress 0.1, {codec}");
+        report(&name, &json!(steps), &utterances, decoding, seconds);
+    }
 }
 
-fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: f64, seconds: f64) {
+/// Milliseconds for a second of audio.
+fn ms_of_decoding(recordings: &[Vec<u8>]) -> f64 {
+    let mut frames = 0;
+    let seconds = best(|| {
+        let decoded = recordings
+            .iter()
+            .map(|bytes| decode(bytes, 100.0).expect("a good recording").len());
+        frames = decoded.sum();
+    });
+    1000.0 * seconds * f64::from(SAMPLE_RATE) / frames as f64
+}
+
+/// The files of a folder.
+fn recordings(folder: &Path) -> Vec<Vec<u8>> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a file").path()).collect();
+    paths.sort();
+    let read = |path: &PathBuf| read_file(&Storage::default(), path).expect("a recording");
+    paths.iter().map(read).collect()
+}
+
+fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: &[(String, f64)], seconds: f64) {
     let steps: Vec<Step> = serde_json::from_value(steps.clone()).expect("steps");
     let augmenter = Augmenter::open(&steps).expect("recordings");
     let mut epoch = 0;
@@ -111,8 +140,12 @@ fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: f64, sec
             heard = augmenter.apply(std::mem::take(&mut heard), 42, epoch, &number.to_string());
         }
     });
-    let (ms, share) = (1000.0 * cost / seconds, 100.0 * cost / decoding);
-    println!("{name}: {ms:.3} ms per second of audio, {share:.1} % of decoding");
+    let ms = 1000.0 * cost / seconds;
+    let shares = decoding
+        .iter()
+        .map(|(_, decoding)| format!("{:.1} %", 100.0 * ms / decoding));
+    let shares = shares.collect::<Vec<String>>().join(", ");
+    println!("{name}: {ms:.3} ms per second of audio, {shares} of decoding");
 }
 
 fn best(mut work: impl FnMut()) -> f64 {

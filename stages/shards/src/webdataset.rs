@@ -33,7 +33,7 @@ use sample::{Row, Sample};
 /// Every `*.tar` below `shards`, at any depth, is a partition, named by its path without `.tar`. Members whose
 /// names are the same up to the first dot of the file name (up to the last one, for recordings such as
 /// `talk-12.5.flac` that have none beside them under the name up to the first) are one sample: a recording (`.flac`, `.wav`, `.mp3`,
-/// `.opus` and others; a film, such as `.mp4`, only where nothing else is), and its text, as `.txt`, or as the field `text_field` of a `.json`. Other members are skipped, as
+/// `.opus` and others; a film, such as `.mp4`, only where nothing else is), and its text, as `.txt`, `.text` or `.transcript`, or as the field `text_field` of a `.json`. Other members are skipped, as
 /// are links to folders and names that begin with a dot. Each recording is decoded once, with the verdicts of
 /// `audio.probe`.
 ///
@@ -91,7 +91,7 @@ pub struct WebDataset;
 
 impl Kind for WebDataset {
     const NAME: &'static str = "audio.webdataset";
-    const VERSION: u32 = 4;
+    const VERSION: u32 = 5;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new("rows", "one row for each recording with a text")];
     const URL_SETTINGS: &'static [(&'static str, flow_kind::UrlUse)] = &[("source", flow_kind::UrlUse::Text)];

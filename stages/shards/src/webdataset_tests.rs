@@ -292,7 +292,7 @@ fn version_guards_the_output() {
             WebDataset::VERSION,
             flow_kind::Digest::of(text.as_bytes()).short().to_string()
         ),
-        (4, "aca213eed018aba8".to_string())
+        (5, "aca213eed018aba8".to_string())
     );
 }
 

@@ -10,14 +10,15 @@ use std::path::{Path, PathBuf};
 use flow_corpus::files::{Format, expand_braces};
 use flow_corpus::looks::version_of;
 use flow_corpus::tree;
-use flow_corpus::{Fetch, Layout, Manifest, ManifestError};
+use flow_corpus::{Fetch, Layout, Manifest, ManifestError, ReadSettings};
 use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
 use flow_kind::glob::path_fits;
 use flow_kind::read_regular_file;
 use flow_storage::{Location, Storage};
 use serde_yaml::Value;
 
-use super::{Listed, ReadSettings, config_and_split, missing_numbers, open_parquet_files};
+use super::listing::{Listed, config_and_split, missing_numbers};
+use super::parquet_files::open_parquet_files;
 use crate::splits::chosen;
 
 /// The branch of converted files.

@@ -21,7 +21,7 @@ pub struct Sample<'a> {
     /// The members' common name.
     pub key: &'a str,
     recordings: Vec<&'a Member>,
-    /// `.txt`, and `.json`.
+    /// `.txt`, `.text` or `.transcript`, and `.json` or `.jsn`.
     pub text: Option<&'a Member>,
     pub json: Option<&'a Member>,
 }
@@ -42,6 +42,14 @@ pub(super) struct Row {
 /// Why a sample is rejected: reason and detail.
 pub type Refusal = (&'static str, String);
 
+/// Extensions of texts and of JSON, as `datasets` decodes them.
+const TEXTS: [&str; 3] = ["txt", "text", "transcript"];
+const JSON: [&str; 2] = ["json", "jsn"];
+
+fn is_one(known: &[&str], extension: &str) -> bool {
+    known.iter().any(|name| extension.eq_ignore_ascii_case(name))
+}
+
 /// What a member is of a sample.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -54,8 +62,8 @@ impl Role {
     fn of(extension: &str) -> Option<Role> {
         match extension {
             _ if is_of_recording(extension) => Some(Role::Recording),
-            _ if extension.eq_ignore_ascii_case("txt") => Some(Role::Text),
-            _ if extension.eq_ignore_ascii_case("json") => Some(Role::Json),
+            _ if is_one(&TEXTS, extension) => Some(Role::Text),
+            _ if is_one(&JSON, extension) => Some(Role::Json),
             _ => None,
         }
     }

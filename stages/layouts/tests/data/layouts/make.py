@@ -8,15 +8,18 @@ Recordings are sines of 0.5, 0.75 and 0.25 s at 16 kHz.
 
 import os
 import shutil
+import zipfile
 
 import kaldiio
 import numpy as np
+import pyarrow as pa
 import soundfile
 import webdataset
+from pyarrow import feather
 from datasets import Audio, ClassLabel, Dataset, DatasetDict, Features, Value
 from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
 
-for folder in ["wav", "lhotse", "cuts", "shar", "hub", "saved", "saved_dict", "kaldi", "webdataset"]:
+for folder in ["wav", "lhotse", "cuts", "shar", "hub", "saved", "saved_dict", "kaldi", "webdataset", "lists", "compressed", "zip"]:
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
 
@@ -33,6 +36,8 @@ supervisions = [
     SupervisionSegment("u2", "b", 0.0, 0.75, 0, "do", "hi", "s2"),
 ]
 lost = SupervisionSegment("u3", "zz", 0.0, 0.75, 0, "teen", "hi", "s2")
+recordings.to_file("lists/x_recordings_train.json.gz")
+SupervisionSet.from_segments(supervisions).to_file("lists/x_supervisions_train.json")
 recordings.to_file("lhotse/x_recordings_train.jsonl.gz")
 SupervisionSet.from_segments(supervisions + [lost]).to_file("lhotse/x_supervisions_train.jsonl.gz")
 cuts = list(CutSet.from_manifests(recordings=recordings, supervisions=SupervisionSet.from_segments(supervisions)))
@@ -45,6 +50,7 @@ CutSet.from_cuts(
         cuts[1].truncate(offset=0.25, duration=0.5).with_id("truncated"),
     ]
 ).to_file("cuts/x_cuts_train.jsonl.gz")
+CutSet.from_cuts(cuts).to_file("lists/x_cuts_dev.json")
 # Of a cut that begins later the tar has the part alone.
 later = cuts[0].truncate(offset=0.1, duration=0.35).with_id("of/folder.1")
 CutSet.from_cuts(cuts + [later]).to_shar("shar", fields={"recording": "flac"}, shard_size=2)
@@ -75,6 +81,28 @@ DatasetDict({"train": data.select([0, 1]), "test": data.select([3])}).save_to_di
 os.makedirs("hub/data")
 data.to_parquet("hub/data/train-00000-of-00001.parquet")
 data.select([1]).to_parquet("hub/data/test-00000-of-00001.parquet")
+
+# Arrow with compressed buffers: the file format and the stream format.
+feather.write_feather(data.data.table, "compressed/lz4.arrow", compression="lz4")
+with pa.ipc.new_stream("compressed/zstd.arrow", data.data.table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    writer.write_table(data.data.table)
+
+# AudioFolder in archives: as `zip -0` writes them, compressed, and in the form of large ones.
+def archive(name, table, text, compressed=False):
+    with zipfile.ZipFile(f"zip/{name}", "w") as file:
+        def write(name, content, method):
+            file.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), content, method)
+        write(table, text, zipfile.ZIP_DEFLATED)
+        for recording in "ab":
+            content = open(f"wav/{recording}.flac", "rb").read()
+            write(os.path.join(os.path.dirname(table), f"clips/{recording}.flac"), content, zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED)
+
+TABLE = "file_name,transcription,speaker\nclips/a.flac,\"ek, do\",s1\nclips/b.flac,teen,s2\nclips/c.flac,gone,s2\n../a.flac,out,s2\n"
+archive("train.zip", "metadata.csv", TABLE)
+archive("test.zip", "inner/metadata.jsonl", '{"file_name": "clips/b.flac", "text": "teen", "duration": 0.75}\n')
+archive("packed.zip", "metadata.csv", TABLE, compressed=True)
+zipfile.ZIP64_LIMIT = zipfile.ZIP_FILECOUNT_LIMIT = 1
+archive("large.zip", "metadata.csv", TABLE)
 
 # Kaldi's archives, as ESPnet writes them: of WAV as they are, of FLAC behind a mark and their length.
 kaldiio.save_ark("kaldi/flac.ark", {"a": (16000, signals["a"])}, scp="kaldi/flac.scp", write_function="soundfile", write_kwargs={"format": "flac"})

@@ -1,19 +1,21 @@
-//! Arrow's stream format, read so that it is known where in the file values lie.
+//! Arrow's stream format, read so that it is known where in the file values lie. Those of batches that are compressed are read with
+//! their whole batch.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::ipc::convert::fb_to_schema;
 use arrow::ipc::reader::{read_dictionary, read_record_batch};
 use arrow::ipc::{MessageHeader, root_as_message};
-use flow_corpus::ManifestError;
-use flow_kind::{StageError, open_input_file};
+use flow_kind::open_input_file;
 use flow_storage::{InputFile, Storage};
+
+use crate::error::AudioError;
 
 /// What files of Arrow's file format begin with; a stream follows.
 const MAGIC: &[u8; 6] = b"ARROW1";
@@ -40,13 +42,17 @@ struct Message {
 }
 
 /// A batch, the bytes that its values are in, and where in the file these begin.
-pub struct Placed<'b> {
+pub struct PlacedBatch {
     pub batch: RecordBatch,
-    body: &'b Buffer,
+    /// Where in the file its message begins, in bytes.
+    pub at: u64,
+    /// Whether its buffers may be compressed: a value that was has no place of its own.
+    pub is_compressed: bool,
+    body: Buffer,
     start: u64,
 }
 
-impl Placed<'_> {
+impl PlacedBatch {
     /// Where in the file a value of the batch lies, in bytes; none where it was copied.
     pub fn place_of(&self, value: &[u8]) -> Option<(u64, u64)> {
         let (from, base) = (value.as_ptr() as usize, self.body.as_ptr() as usize);
@@ -57,16 +63,16 @@ impl Placed<'_> {
 }
 
 /// A panic of the Arrow crate counts as damage of the file.
-fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, ManifestError>) -> Result<T, ManifestError> {
+fn sheltered<T>(path: &Path, work: impl FnOnce() -> Result<T, AudioError>) -> Result<T, AudioError> {
     catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(ManifestError::manifest(path, "it is damaged: the Arrow decoder failed")))
+        .unwrap_or_else(|_| Err(AudioError::manifest(path, "it is damaged: the Arrow decoder failed")))
 }
 
 impl ArrowFile {
     /// # Errors
     /// When it cannot be read, or is no such file.
-    pub fn open(storage: &Storage, path: &Path) -> Result<ArrowFile, ManifestError> {
-        let failed = |error| ManifestError::io(path, error);
+    pub fn open(storage: &Storage, path: &Path) -> Result<ArrowFile, AudioError> {
+        let failed = |error| AudioError::read(path, error);
         let file = open_input_file(storage, path).map_err(failed)?;
         let mut opened = ArrowFile {
             path: path.to_path_buf(),
@@ -79,10 +85,10 @@ impl ArrowFile {
         if opened.file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC {
             opened.first = AFTER_MAGIC;
         }
-        let no_schema = || ManifestError::manifest(path, "it is not an Arrow file: it does not begin with a schema");
+        let no_schema = || AudioError::manifest(path, "it is not an Arrow file: it does not begin with a schema");
         let message = opened.message(opened.first).map_err(|error| match opened.first {
             0 => error,
-            _ => ManifestError::manifest(
+            _ => AudioError::manifest(
                 path,
                 "its schema is at its end alone, as Polars writes it, or it is damaged: write it as Parquet",
             ),
@@ -98,11 +104,11 @@ impl ArrowFile {
     }
 
     /// The message at a place; none at the end.
-    fn message(&self, at: u64) -> Result<Option<Message>, ManifestError> {
+    fn message(&self, at: u64) -> Result<Option<Message>, AudioError> {
         let read = |buffer: &mut [u8], at: u64| {
             self.file.read_exact_at(buffer, at).map_err(|error| match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => ManifestError::manifest(&self.path, "it is cut short"),
-                _ => ManifestError::io(&self.path, error),
+                std::io::ErrorKind::UnexpectedEof => AudioError::manifest(&self.path, "it is cut short"),
+                _ => AudioError::read(&self.path, error),
             })
         };
         if at >= self.length {
@@ -120,10 +126,7 @@ impl ArrowFile {
             return Ok(None);
         }
         if size > LARGEST_METADATA || size > self.length - at.min(self.length) {
-            return Err(ManifestError::manifest(
-                &self.path,
-                "it is not an Arrow file, or damaged",
-            ));
+            return Err(AudioError::manifest(&self.path, "it is not an Arrow file, or damaged"));
         }
         let mut metadata = vec![0; usize::try_from(size).unwrap_or(0)];
         read(&mut metadata, at)?;
@@ -131,7 +134,7 @@ impl ArrowFile {
         let body = at + size;
         let size = u64::try_from(header.bodyLength()).unwrap_or(u64::MAX);
         if size > LARGEST_BODY || size > self.length.saturating_sub(body) {
-            return Err(ManifestError::manifest(&self.path, "it is cut short, or damaged"));
+            return Err(AudioError::manifest(&self.path, "it is cut short, or damaged"));
         }
         Ok(Some(Message { metadata, body, size }))
     }
@@ -141,7 +144,7 @@ impl ArrowFile {
     ///
     /// # Errors
     /// When it cannot be read, or is damaged.
-    pub fn has_nulls(&self, column: &str, inner: &str) -> Result<bool, ManifestError> {
+    pub fn has_nulls(&self, column: &str, inner: &str) -> Result<bool, AudioError> {
         let mut nodes = Vec::new();
         let mut next = 0;
         for field in self.schema.fields() {
@@ -176,54 +179,124 @@ impl ArrowFile {
         Ok(false)
     }
 
-    /// Gives each record batch.
+    /// The record batches, one after the other.
+    pub fn batches(&self) -> Batches<'_> {
+        Batches {
+            file: self,
+            at: self.first,
+            dictionaries: HashMap::new(),
+        }
+    }
+
+    /// A column of the record batch whose message begins at a place, in bytes.
     ///
     /// # Errors
-    /// When it cannot be read, or is damaged or compressed, and those of `each`.
-    pub fn each(&self, each: &mut dyn FnMut(&Placed<'_>) -> Result<(), StageError>) -> Result<(), StageError> {
-        let (mut at, mut dictionaries) = (self.first, HashMap::new());
-        while let Some(message) = self.message(at)? {
-            at = message.body + message.size;
-            // Aligned, as the values are in the file, so that they are not copied.
-            let mut body = MutableBuffer::from_len_zeroed(usize::try_from(message.size).unwrap_or(0));
-            let read = self.file.read_exact_at(body.as_slice_mut(), message.body);
-            read.map_err(|error| ManifestError::io(&self.path, error))?;
-            let body: Buffer = body.into();
-            let batch = sheltered(&self.path, || {
-                let header = root_as_message(&message.metadata).map_err(|error| damaged(&self.path, &error))?;
+    /// When it cannot be read, is damaged, or there is no such batch or column.
+    pub fn column_of(&self, at: u64, column: usize) -> Result<ArrayRef, AudioError> {
+        let no_batch = || {
+            AudioError::manifest(
+                &self.path,
+                format!("it has no record batch at {at} with a column {column}"),
+            )
+        };
+        if column >= self.schema.fields().len() || at < self.first {
+            return Err(no_batch());
+        }
+        let message = self.message(at)?.ok_or_else(no_batch)?;
+        let body = self.body(&message)?;
+        sheltered(&self.path, || {
+            let header = root_as_message(&message.metadata).map_err(|error| damaged(&self.path, &error))?;
+            let batch = header.header_as_record_batch().ok_or_else(no_batch)?;
+            check_sizes(&batch, &body).map_err(|why| damaged(&self.path, &why))?;
+            let (schema, none) = (Arc::clone(&self.schema), HashMap::new());
+            let batch = read_record_batch(&body, batch, schema, &none, Some(&[column]), &header.version());
+            let batch = batch.map_err(|error| damaged(&self.path, &error))?;
+            batch.columns().first().cloned().ok_or_else(no_batch)
+        })
+    }
+
+    /// Aligned, as the values are in the file, so that they are not copied.
+    fn body(&self, message: &Message) -> Result<Buffer, AudioError> {
+        let mut body = MutableBuffer::from_len_zeroed(usize::try_from(message.size).unwrap_or(0));
+        let read = self.file.read_exact_at(body.as_slice_mut(), message.body);
+        read.map_err(|error| AudioError::read(&self.path, error))?;
+        Ok(body.into())
+    }
+}
+
+/// The record batches of a file.
+pub struct Batches<'f> {
+    file: &'f ArrowFile,
+    at: u64,
+    dictionaries: HashMap<i64, ArrayRef>,
+}
+
+impl Batches<'_> {
+    /// The next one; none at the end.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is damaged.
+    pub fn next_batch(&mut self) -> Result<Option<PlacedBatch>, AudioError> {
+        let path = &self.file.path;
+        while let Some(message) = self.file.message(self.at)? {
+            let at = std::mem::replace(&mut self.at, message.body + message.size);
+            let body = self.file.body(&message)?;
+            let batch = sheltered(path, || {
+                let header = root_as_message(&message.metadata).map_err(|error| damaged(path, &error))?;
                 let version = header.version();
                 match header.header_type() {
                     MessageHeader::RecordBatch => {
                         let batch = header.header_as_record_batch();
-                        let batch =
-                            batch.ok_or_else(|| ManifestError::manifest(&self.path, "a record batch is damaged"))?;
-                        if batch.compression().is_some() {
-                            let why = "its buffers are compressed; write it again without compression, as `save_to_disk` does";
-                            return Err(ManifestError::manifest(&self.path, why));
-                        }
-                        let schema = Arc::clone(&self.schema);
-                        let batch = read_record_batch(&body, batch, schema, &dictionaries, None, &version);
-                        batch.map(Some).map_err(|error| damaged(&self.path, &error))
+                        let batch = batch.ok_or_else(|| AudioError::manifest(path, "a record batch is damaged"))?;
+                        check_sizes(&batch, &body).map_err(|why| damaged(path, &why))?;
+                        let schema = Arc::clone(&self.file.schema);
+                        let is_compressed = batch.compression().is_some();
+                        let batch = read_record_batch(&body, batch, schema, &self.dictionaries, None, &version);
+                        let batch = batch.map_err(|error| damaged(path, &error))?;
+                        Ok(Some((batch, is_compressed)))
                     }
                     MessageHeader::DictionaryBatch => {
                         let batch = header.header_as_dictionary_batch();
-                        let batch =
-                            batch.ok_or_else(|| ManifestError::manifest(&self.path, "a dictionary is damaged"))?;
-                        let read = read_dictionary(&body, batch, &self.schema, &mut dictionaries, &version);
-                        read.map(|()| None).map_err(|error| damaged(&self.path, &error))
+                        let batch = batch.ok_or_else(|| AudioError::manifest(path, "a dictionary is damaged"))?;
+                        if let Some(values) = batch.data() {
+                            check_sizes(&values, &body).map_err(|why| damaged(path, &why))?;
+                        }
+                        let read = read_dictionary(&body, batch, &self.file.schema, &mut self.dictionaries, &version);
+                        read.map(|()| None).map_err(|error| damaged(path, &error))
                     }
                     _ => Ok(None),
                 }
             })?;
-            if let Some(batch) = batch {
-                each(&Placed {
+            if let Some((batch, is_compressed)) = batch {
+                return Ok(Some(PlacedBatch {
                     batch,
-                    body: &body,
+                    at,
+                    is_compressed,
+                    body,
                     start: message.body,
-                })?;
+                }));
             }
         }
-        Ok(())
+        Ok(None)
+    }
+}
+
+/// Refuses compressed buffers that say that they are larger unpacked than a body may be: the Arrow crate would reserve as much memory.
+fn check_sizes(batch: &arrow::ipc::RecordBatch<'_>, body: &Buffer) -> Result<(), String> {
+    if batch.compression().is_none() {
+        return Ok(());
+    }
+    let unpacked = |buffer: &arrow::ipc::Buffer| {
+        let at = usize::try_from(buffer.offset()).ok()?;
+        let size = body.as_slice().get(at..at.checked_add(8)?)?;
+        // A negative one means that it is not compressed.
+        u64::try_from(i64::from_le_bytes(size.try_into().ok()?)).ok()
+    };
+    let buffers = batch.buffers().into_iter().flatten();
+    let total = buffers.filter_map(unpacked).fold(0, u64::saturating_add);
+    match total > LARGEST_BODY {
+        true => Err(format!("its buffers would have {total} bytes unpacked")),
+        false => Ok(()),
     }
 }
 
@@ -244,8 +317,8 @@ fn nodes_of(data_type: &DataType) -> usize {
     1 + inner
 }
 
-fn damaged(path: &Path, error: &dyn std::fmt::Display) -> ManifestError {
-    ManifestError::manifest(path, format!("it is damaged: {error}"))
+fn damaged(path: &Path, error: &dyn std::fmt::Display) -> AudioError {
+    AudioError::manifest(path, format!("it is damaged: {error}"))
 }
 
 #[cfg(test)]
@@ -254,7 +327,7 @@ mod tests {
 
     #[test]
     fn nulls_are_told_by_the_metadata_of_batches() {
-        let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/layouts"));
+        let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../layouts/tests/data/layouts"));
         let of = |folder: &str| {
             ArrowFile::open(
                 &Storage::default(),
