@@ -18,7 +18,7 @@ use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::places::Places;
 use flow_corpus::tree;
-use flow_corpus::written_set::REJECTS;
+use flow_corpus::written_set::{REJECTS, is_prefix_of_set};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::store::on_threads;
 use flow_kind::{Partition, StageError, Storage, read_regular_file};
@@ -225,7 +225,8 @@ fn listed_until(
             let path = folder.join(name);
             let is_one = path.extension().is_some_and(|found| found == extension);
             // Rejects of a dataset that `manifest.write` wrote.
-            let is_beside = name == REJECTS && entries.names.contains("flow.json");
+            let is_of_set = entries.names.contains("flow.json") || is_prefix_of_set(&folder);
+            let is_beside = name == REJECTS && is_of_set;
             if is_one && !name.starts_with("metadata.") && !name.starts_with('_') && !is_beside {
                 let (config, split) = config_and_split(&below, name);
                 found.push(Listed { path, config, split });
