@@ -27,7 +27,7 @@ pub(super) const EXPORT_VERSION: u64 = 2;
 /// Version of `flow.json` in a folder.
 const FOLDER_VERSION: u64 = 1;
 /// Says of what a set consists; a set without it is incomplete. Sets that share a folder have names of their own.
-const MANIFEST: &str = "flow.json";
+pub(super) const MANIFEST: &str = "flow.json";
 const LOCK: &str = ".flow-lock";
 /// Prefix of the names of folders of unfinished files, after [`TEMPORARY`].
 const WAITING: &str = "export-";
@@ -111,7 +111,14 @@ pub fn file_in_set(storage: &Storage, folder: &Path, manifest: &str, name: &str)
     if let Location::Object(url) = Location::of_path(folder)? {
         return object_set::file_in_set(storage, &url, manifest, name);
     }
-    let Some(set) = read_manifest(&folder.join(manifest))? else {
+    // A copy of a set that object storage had.
+    let prefix = folder.file_name().and_then(|name| name.to_str());
+    let prefix = prefix.filter(|name| object_set::is_prefix(name));
+    let (top, prefix) = match (folder.parent(), prefix) {
+        (Some(top), Some(prefix)) if top.join(manifest).is_file() => (top, Some(prefix)),
+        _ => (folder, None),
+    };
+    let Some(set) = read_manifest(&top.join(manifest))? else {
         let entries = std::fs::read_dir(folder).map_err(|e| StoreError::io("list the folder", folder, e))?;
         let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let begun = names.any(|name| name == LOCK || name.starts_with(TEMPORARY));
@@ -120,6 +127,9 @@ pub fn file_in_set(storage: &Storage, folder: &Path, manifest: &str, name: &str)
     let Some(entry) = set.files.get(name) else {
         return Ok(FileInSet::Other);
     };
+    if set.prefix.as_deref() != prefix {
+        return Ok(FileInSet::Changed);
+    }
     let path = folder.join(name);
     let failed = |e| StoreError::io("read", &path, e);
     let same = std::fs::metadata(&path).map_err(failed)?.len() == entry.bytes

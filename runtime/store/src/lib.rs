@@ -74,7 +74,7 @@ pub use find::{FoundRow, RowValues};
 pub use garbage::GarbageSummary;
 pub use lock::Lock;
 pub use lock::is_of_one_machine;
-pub use object_set::path_in_set;
+pub use object_set::{path_in_set, place_in_set};
 pub use parquet_file::ROW_GROUP;
 pub use port_records::PortRecords;
 pub use record::Ranges;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::atomic::{self, write_atomically};
-use super::export::{EXPORT_VERSION, ExportStatus, FileEntry, FileInSet, Manifest, is_foreign, rows_of};
+use super::export::{EXPORT_VERSION, ExportStatus, FileEntry, FileInSet, MANIFEST, Manifest, is_foreign, rows_of};
 use super::export_file::{Noted, digest_of};
 use super::lock::new_token;
 use super::versioned_json;
@@ -121,12 +121,111 @@ pub(super) fn file_in_set(
     if set.prefix.as_deref() != prefix {
         return Ok(FileInSet::Changed);
     }
-    let found = storage.stat(&folder.join(name)?)?;
-    Ok(if entry.is_same(&found) {
+    let object = folder.join(name)?;
+    let found = storage.stat(&object)?;
+    // A copy may have been uploaded in other parts, and has another ETag then.
+    let is_same = entry.is_same(&found)
+        || entry.bytes == found.size && digest_of_object(storage, &object, &found)? == entry.digest;
+    Ok(if is_same {
         FileInSet::AsWritten
     } else {
         FileInSet::Changed
     })
+}
+
+/// Reads an object for its digest.
+fn digest_of_object(storage: &Storage, url: &ObjectUrl, found: &Stat) -> Result<Digest, StoreError> {
+    const PIECE: u64 = 8 << 20;
+    let mut hasher = blake3::Hasher::new();
+    let mut at = 0;
+    while at < found.size {
+        let end = at.saturating_add(PIECE).min(found.size);
+        hasher.update(&storage.read_range(url, at..end, found)?);
+        at = end;
+    }
+    Ok(Digest::from_bytes(*hasher.finalize().as_bytes()))
+}
+
+/// Where files of a set lie below a prefix of their own (`set-1a2b`), as in object storage and in copies of it: of the set's folder, of
+/// a folder in it, or of a file in such a folder, by the names that they would have without the prefix. None if no `flow.json`
+/// says so. `path` is nothing that is there, or a folder.
+///
+/// # Errors
+/// If the description of a set cannot be read, or is damaged.
+pub fn place_in_set(storage: &Storage, path: &Path) -> Result<Option<PathBuf>, StoreError> {
+    let of = |top: PathBuf, below: &str| -> Result<Option<PathBuf>, StoreError> {
+        let Some(set) = set_in(storage, &top)? else {
+            return Ok(None);
+        };
+        let is_in_set = below.is_empty() || has_name(&set, below) || has_folder(&set, below);
+        let prefix = set.prefix.filter(|prefix| is_in_set && is_prefix(prefix));
+        Ok(prefix.map(|prefix| match below {
+            "" => top.join(prefix),
+            below => top.join(prefix).join(below),
+        }))
+    };
+    if let Some(place) = of(path.to_path_buf(), "")? {
+        return Ok(Some(place));
+    }
+    let is_folder_here =
+        || Location::of_path(path).is_ok_and(|at| matches!(at, Location::Local(path) if path.is_dir()));
+    let mut below = String::new();
+    let mut above = path;
+    // Files of a set are at most in one folder.
+    for _ in 0..2 {
+        let (Some(name), Some(parent)) = (above.file_name().and_then(|name| name.to_str()), above.parent()) else {
+            return Ok(None);
+        };
+        let is_root = flow_storage::is_url(path) && !flow_storage::is_url(parent);
+        if is_root || is_folder_here() {
+            return Ok(None);
+        }
+        below = match below.as_str() {
+            "" => name.to_owned(),
+            below => format!("{name}/{below}"),
+        };
+        if let Some(place) = of(parent.to_path_buf(), &below)? {
+            return Ok(Some(place));
+        }
+        above = parent;
+    }
+    Ok(None)
+}
+
+/// The set that a `flow.json` in a folder describes, if there is one.
+fn set_in(storage: &Storage, folder: &Path) -> Result<Option<Manifest>, StoreError> {
+    match Location::of_path(folder)? {
+        Location::Object(url) if !is_written(&url) => Ok(None),
+        Location::Object(url) => {
+            let list = url.join(MANIFEST)?;
+            match visible_manifest(storage, &list)? {
+                Some(Standing { is_foreign: true, .. }) | None => Ok(None),
+                Some(Standing { set: None, .. }) => Err(damaged(&list)),
+                Some(Standing { set, .. }) => Ok(set),
+            }
+        }
+        Location::Local(folder) => {
+            let list = folder.join(MANIFEST);
+            let is_short = std::fs::metadata(&list).is_ok_and(|found| found.is_file() && found.len() <= LONGEST_LIST);
+            let Some(text) = is_short.then(|| atomic::read(&list)).transpose()?.flatten() else {
+                return Ok(None);
+            };
+            match versioned_json::from_json(&list, &text, EXPORT_VERSION) {
+                Err(StoreError::Damaged { .. }) if is_foreign(&text) => Ok(None),
+                read => read.map(Some),
+            }
+        }
+    }
+}
+
+fn has_name(set: &Manifest, name: &str) -> bool {
+    set.files.contains_key(name)
+}
+
+fn has_folder(set: &Manifest, name: &str) -> bool {
+    let folder = format!("{name}/");
+    let first = set.files.range(folder.clone()..).next();
+    first.is_some_and(|(name, _)| name.starts_with(&folder))
 }
 
 /// Where a file lies that may be one of a set in object storage: `s3://bucket/folder/train.parquet` is
@@ -417,7 +516,7 @@ fn delete(storage: &Storage, note: &Note) -> Result<(), StoreError> {
 }
 
 /// Whether a name is one that we give the prefix of a set's files.
-fn is_prefix(name: &str) -> bool {
+pub(super) fn is_prefix(name: &str) -> bool {
     let token = name.strip_prefix(PREFIX);
     token.is_some_and(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric()))
 }

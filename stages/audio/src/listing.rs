@@ -229,7 +229,7 @@ fn objects(storage: &Storage, url: &ObjectUrl) -> Result<Files> {
         return Ok(vec![(url.name().to_owned(), path(url))]);
     }
     let mut files = Vec::new();
-    for entry in storage.list_and_remember(&top).map_err(failed)? {
+    for entry in storage.list_and_remember(&top).map_err(failed)?.iter() {
         let below = entry.url.below(&top).unwrap_or_default();
         let fits = match pattern {
             Some(pattern) => path_fits(pattern, below),

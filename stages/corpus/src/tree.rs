@@ -6,11 +6,12 @@
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{self, BufReader};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use flow_audio::tar::{self, Listing};
 use flow_kind::open_input_file;
 use flow_storage::{InputFile, Location, Storage, is_url};
+pub use flow_storage::{folder_above, join};
 
 use crate::ManifestError;
 
@@ -109,15 +110,12 @@ pub fn entries(storage: &Storage, folder: &Path) -> io::Result<Vec<TreeEntry>> {
                 });
             }
         }
-        Location::Object(url) if !url.can_be_listed() => return Err(io::ErrorKind::NotFound.into()),
         Location::Object(url) => {
-            let listed = storage.look_into(&url)?;
-            if listed.folders.is_empty() && listed.objects.is_empty() {
+            let names = storage.names_in(&url)?;
+            if names.is_empty() {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            let folders = listed.folders.iter().map(|folder| (folder.name(), true));
-            let objects = listed.objects.iter().map(|object| (object.url.name(), false));
-            found.extend(folders.chain(objects).map(|(name, is_folder)| TreeEntry {
+            found.extend(names.into_iter().map(|(name, is_folder)| TreeEntry {
                 name: name.into(),
                 is_folder,
                 is_link: false,
@@ -144,35 +142,6 @@ pub fn absolute(path: &Path) -> PathBuf {
         true => path.to_path_buf(),
         false => std::path::absolute(path).unwrap_or_default(),
     }
-}
-
-/// The folder that a file or folder is in, as it is written: empty for the current folder. None of `/` and of a bucket.
-pub fn folder_above(path: &Path) -> Option<&Path> {
-    let above = path.parent()?;
-    (!is_url(path) || is_url(above)).then_some(above)
-}
-
-/// What a corpus calls `path`, from `folder` on. Below a prefix `.` and `..` are resolved, as keys have none; `path` may be a URL.
-pub fn join(folder: &Path, path: impl AsRef<Path>) -> PathBuf {
-    let path = path.as_ref();
-    if is_url(path) {
-        return path.to_path_buf();
-    }
-    if !is_url(folder) || path.is_absolute() {
-        return folder.join(path);
-    }
-    let mut joined = folder.to_path_buf();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => match folder_above(&joined) {
-                Some(above) => joined = above.to_path_buf(),
-                None => return folder.join(path),
-            },
-            Component::Normal(part) => joined.push(part),
-            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
-        }
-    }
-    joined
 }
 
 /// The members of a tar. One in object storage is read in blocks, if these are kept on this machine, or else copied once.
@@ -217,20 +186,5 @@ mod tests {
         });
         assert!(outer.unwrap_err().to_string().contains("outer"));
         assert!(answered(|| ()).is_ok());
-    }
-
-    #[test]
-    fn paths_below_a_prefix_are_keys() {
-        let join = |folder: &str, path: &str| join(Path::new(folder), path).to_str().unwrap().to_owned();
-        assert_eq!(join("s3://b/c", "./d/../e/a.wav"), "s3://b/c/e/a.wav");
-        assert_eq!(join("s3://b/c", "../a.wav"), "s3://b/a.wav");
-        assert_eq!(join("s3://b/c", "gs://d/a.wav"), "gs://d/a.wav");
-        assert_eq!(join("s3://b/c", "/data/a.wav"), "/data/a.wav");
-        assert_eq!(join("c", "../a.wav"), "c/../a.wav");
-        // No object is there.
-        assert_eq!(join("s3://b", "../a.wav"), "s3://b/../a.wav");
-        assert_eq!(folder_above(Path::new("s3://b/c")), Some(Path::new("s3://b")));
-        assert_eq!(folder_above(Path::new("s3://b")), None);
-        assert_eq!(folder_above(Path::new("a")), Some(Path::new("")));
     }
 }

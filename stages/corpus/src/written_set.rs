@@ -7,7 +7,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_kind::store::{FileInSet, file_in_set};
 use flow_storage::Storage;
 
-use crate::ManifestError;
+use crate::{ManifestError, tree};
 
 /// The inputs of `manifest.write`, and the file that each becomes, less its extension.
 pub const FILES: [(&str, &str); 3] = [
@@ -61,7 +61,7 @@ pub fn check_set(storage: &Storage, path: &Path) -> Result<(), ManifestError> {
             "the flow.json beside it does not name it, so it is of another set; {again}"
         )),
         Ok(found @ (FileInSet::NoSet | FileInSet::CutShort))
-            if is_manifest(name) && (found == FileInSet::CutShort || is_of_set(folder)) =>
+            if is_manifest(name) && (found == FileInSet::CutShort || is_of_set(storage, folder)) =>
         {
             wrong(format!(
                 "there is no flow.json beside it, so its set was not written to the end; {again}"
@@ -69,6 +69,13 @@ pub fn check_set(storage: &Storage, path: &Path) -> Result<(), ManifestError> {
         }
         Ok(FileInSet::Other | FileInSet::NoSet | FileInSet::CutShort) => Ok(()),
     }
+}
+
+/// Whether a folder has the name of a prefix that a set in object storage has for itself (`set-` and 16 digits), also in a copy.
+pub fn is_prefix_of_set(folder: &Path) -> bool {
+    let name = folder.file_name().and_then(|name| name.to_str());
+    let token = name.and_then(|name| name.strip_prefix("set-"));
+    token.is_some_and(|token| token.len() == 16 && token.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Whether a file name is that of a manifest as they are written here.
@@ -79,6 +86,8 @@ fn is_manifest(name: &str) -> bool {
 }
 
 /// Whether a folder has what is only written with manifests.
-fn is_of_set(folder: &Path) -> bool {
-    [STATISTICS, REJECTS].iter().any(|name| folder.join(name).is_file())
+fn is_of_set(storage: &Storage, folder: &Path) -> bool {
+    [STATISTICS, REJECTS]
+        .iter()
+        .any(|name| tree::is_file(storage, &folder.join(name)))
 }

@@ -80,7 +80,7 @@ fn measure() {
             epoch += 1;
             for (number, bytes) in bytes.iter().enumerate() {
                 let signal = decode(bytes, 100.0).expect("a good recording");
-                let signal = augmenter.apply(signal, 42, epoch, &number.to_string());
+                let signal = augmenter.apply(signal, 42, epoch, &number.to_string()).unwrap();
                 std::hint::black_box(front_end.compute(&[&signal], None).expect("features"));
             }
         }
@@ -193,7 +193,7 @@ fn usual_augmentation(folder: &Path) -> Augmenter {
         {"reverb_rir": {"path": folder.join("rooms"), "prob": 0.3}},
         {"gain": {"prob": 0.5}},
     ]);
-    Augmenter::open(&serde_json::from_value::<Vec<_>>(steps).expect("steps")).expect("recordings")
+    Augmenter::open(&Storage::default(), &serde_json::from_value::<Vec<_>>(steps).expect("steps")).expect("recordings")
 }
 
 fn length_of(bytes: &[u8]) -> f64 {

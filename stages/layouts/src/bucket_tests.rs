@@ -233,11 +233,30 @@ fn a_folder_in_a_bucket_is_listed_once_and_its_changes_show() {
     // The folder, and the one in it.
     assert_eq!(server.requests("list-type=2"), 2);
     assert_eq!(server.requests(".wav"), 0, "each recording is in the listing");
-    // The listing of this server has no ETags, and times in seconds.
+    // The listing of this server has no ETags yet, and times in seconds.
     fs::write(at("wavs/LJ7.wav"), [recording(), vec![0]].concat()).unwrap();
     storage.forget_all();
     assert_ne!(partitions(&storage, &settings), before);
     fs::write(at("wavs/LJ7.wav"), recording()).unwrap();
+    // Another object of equal size and time: only an ETag tells it.
+    let replace = || {
+        let mut bytes = fs::read(at("wavs/LJ7.wav")).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        let time = fs::metadata(at("wavs/LJ7.wav")).unwrap().modified().unwrap();
+        fs::write(at("wavs/LJ7.wav"), bytes).unwrap();
+        let file = fs::File::options().append(true).open(at("wavs/LJ7.wav")).unwrap();
+        file.set_modified(time).unwrap();
+        storage.forget_all();
+    };
+    for has_etags in [false, true] {
+        if has_etags {
+            server.list_etags();
+        }
+        storage.forget_all();
+        let before = partitions(&storage, &settings);
+        replace();
+        assert_eq!(partitions(&storage, &settings) != before, has_etags);
+    }
     // A server that does not answer is not a corpus without files.
     server.fault(FaultRule::always(Fault::Status(403), "metadata.csv"));
     storage.forget_all();

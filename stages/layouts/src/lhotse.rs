@@ -6,6 +6,7 @@ use flow_audio::decode::SAMPLE_RATE;
 use flow_audio::part::TOLERANCE_SECONDS;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use flow_corpus::tree;
+use flow_corpus::written_set::is_prefix_of_set;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem, take_line};
 use flow_kind::{Partition, StageError, Storage};
 use serde::Deserialize;
@@ -198,7 +199,8 @@ fn cuts_in(storage: &Storage, folder: &Path) -> Vec<(PathBuf, String)> {
 
 /// Whether `manifest.write` wrote a folder of recordings, supervisions and cuts: these have the same rows.
 fn has_cuts_of_all(storage: &Storage, folder: &Path) -> bool {
-    entries_of(storage, folder).names.contains("flow.json")
+    let is_set = is_prefix_of_set(folder) || entries_of(storage, folder).names.contains("flow.json");
+    is_set
         && cuts_in(storage, folder)
             .first()
             .is_some_and(|(first, _)| kind_of_file(storage, first) == Some(LineKind::Cut))

@@ -7,7 +7,7 @@ use flow_corpus::tree;
 use flow_corpus::unpacking::unpacking;
 use flow_hub::DatasetReference;
 use flow_kind::open_input_file;
-use flow_kind::store::{on_threads, path_in_set};
+use flow_kind::store::{on_threads, path_in_set, place_in_set};
 use flow_storage::{Location, Storage, is_url};
 
 use flow_corpus::files::{Format, expand, format_of};
@@ -175,15 +175,17 @@ fn open_folder(
     }
 }
 
-/// Where files lie that may be of sets in object storage; objects are opened.
+/// Where files and folders lie that may be of sets in object storage, or in copies of them; objects are opened.
 fn in_sets(storage: &Storage, files: &[String]) -> Result<Vec<PathBuf>, ManifestError> {
     let look = |file: &String| -> Result<PathBuf, ManifestError> {
-        let path =
-            path_in_set(storage, file.as_ref()).map_err(|error| ManifestError::manifest(file, error.to_string()))?;
+        let wrong = |error: &dyn std::fmt::Display| ManifestError::manifest(file, error.to_string());
+        let path = path_in_set(storage, file.as_ref()).map_err(|error| wrong(&error))?;
+        let in_set = |path: &Path| place_in_set(storage, path).map_err(|error| wrong(&error));
         let url = match Location::of_path(&path) {
             Ok(Location::Object(url)) => url,
+            Ok(Location::Local(path)) if path.is_dir() || !path.exists() => return Ok(in_set(&path)?.unwrap_or(path)),
             Ok(Location::Local(path)) => return Ok(path),
-            Err(error) => return Err(ManifestError::manifest(file, error.to_string())),
+            Err(error) => return Err(wrong(&error)),
         };
         // Why it cannot be read is said here: rights, the bucket, credentials.
         let missing: std::io::Error = match url.key() {
@@ -198,7 +200,12 @@ fn in_sets(storage: &Storage, files: &[String]) -> Result<Vec<PathBuf>, Manifest
         };
         // S3 denies those who may not list all of a bucket what is not there.
         let is_denied = missing.kind() == ErrorKind::PermissionDenied;
-        if (is_denied || missing.kind() == ErrorKind::NotFound) && url.can_be_listed() {
+        let can_be_listed = url.can_be_listed() || tree::is_folder(storage, &path);
+        if (is_denied || missing.kind() == ErrorKind::NotFound) && can_be_listed {
+            let path = match in_set(&path)? {
+                Some(place) if open_input_file(storage, &place).is_ok() => return Ok(place),
+                place => place.unwrap_or_else(|| path.clone()),
+            };
             match tree::list_all(storage, &path) {
                 Ok(true) => return Ok(path),
                 Err(error) if !is_denied => return Err(ManifestError::io(&path, error)),

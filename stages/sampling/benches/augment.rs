@@ -128,7 +128,7 @@ fn recordings(folder: &Path) -> Vec<Vec<u8>> {
 
 fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: &[(String, f64)], seconds: f64) {
     let steps: Vec<Step> = serde_json::from_value(steps.clone()).expect("steps");
-    let augmenter = Augmenter::open(&steps).expect("recordings");
+    let augmenter = Augmenter::open(&Storage::default(), &steps).expect("recordings");
     let mut epoch = 0;
     let mut heard = Vec::new();
     let cost = best(|| {
@@ -137,7 +137,9 @@ fn report(name: &str, steps: &Value, utterances: &[Vec<f32>], decoding: &[(Strin
             // The loader decodes into a signal of its own; here it is copied into a buffer that stays.
             heard.clear();
             heard.extend_from_slice(signal);
-            heard = augmenter.apply(std::mem::take(&mut heard), 42, epoch, &number.to_string());
+            heard = augmenter
+                .apply(std::mem::take(&mut heard), 42, epoch, &number.to_string())
+                .unwrap();
         }
     });
     let ms = 1000.0 * cost / seconds;

@@ -1,8 +1,8 @@
 //! The kind `sampling.load`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
@@ -12,6 +12,7 @@ use flow_kind::{
     SourcePartition, StageError, UrlUse,
 };
 use flow_shards::probe::MEMBER_COLUMNS;
+use flow_storage::Storage;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use schemars::JsonSchema;
@@ -129,6 +130,9 @@ pub struct LoadSettings {
     /// Steps of each stage of the curriculum but the last, which has the rest. Empty: divided so that all stages have
     /// the same number of epochs.
     pub curriculum_steps: Vec<u64>,
+    /// Lists the recordings of `augment`; not a setting.
+    #[serde(skip)]
+    pub storage: Storage,
 }
 
 impl Default for LoadSettings {
@@ -153,6 +157,7 @@ impl Default for LoadSettings {
             checkpoints: None,
             curriculum: Vec::new(),
             curriculum_steps: Vec::new(),
+            storage: Storage::default(),
         }
     }
 }
@@ -175,7 +180,7 @@ impl LoadSettings {
     /// # Errors
     /// If the recordings of a step of augmentation are not there.
     fn record(&self) -> Result<SamplingRecord, StageError> {
-        let augment = augment::identified(&self.augment).map_err(wrong_step)?;
+        let augment = augment::identified(&self.storage, &self.augment).map_err(wrong_step)?;
         Ok(SamplingRecord {
             packing: self.packing(),
             steps: self.steps,
@@ -216,8 +221,16 @@ impl Kind for Load {
         "batches",
         "one partition for each step: the micro-batches of all ranks, with signals and texts",
     )];
-    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[("shards", UrlUse::Read), ("checkpoints", UrlUse::Read)];
+    const URL_SETTINGS: &'static [(&'static str, UrlUse)] = &[
+        ("shards", UrlUse::Read),
+        ("checkpoints", UrlUse::Read),
+        ("augment", UrlUse::Read),
+    ];
     type Settings = LoadSettings;
+
+    fn set_storage(settings: &mut LoadSettings, storage: &Storage) {
+        settings.storage = storage.clone();
+    }
 
     fn shape(settings: &LoadSettings, inputs: &Inputs) -> Result<Shape, StageError> {
         settings.packing().check().map_err(|(name, why)| {
@@ -283,7 +296,7 @@ impl Kind for Load {
         });
         // Left out where there is nothing, so that earlier results keep their keys.
         if !settings.augment.is_empty() {
-            let augment = augment::identified(&settings.augment);
+            let augment = augment::identified(&settings.storage, &settings.augment);
             identity["augment"] = json!(augment.as_ref().unwrap_or(&settings.augment));
         }
         if let Some(steps) = settings.augment_steps {
@@ -367,7 +380,7 @@ impl LoadBody {
             Ok(Loader {
                 data,
                 curriculum,
-                augmenter: Augmenter::open(&settings.augment).map_err(wrong_step)?,
+                augmenter: Augmenter::open(&self.context.storage, &settings.augment).map_err(wrong_step)?,
                 left_out: AtomicU64::new(0),
             })
         })?;
@@ -428,13 +441,15 @@ impl Source for LoadBody {
         }
         let cancel = &self.context.cancel;
         let augments = self.settings.augments(number);
+        let no_sound = OnceLock::new();
         let heard = |signal, utterance: &Utterance<'_>| {
             if !augments {
                 return Ok(signal);
             }
             let (seed, epoch, segment_id) = (stage.seed(), step.epoch, utterance.segment_id);
             let signal = at_speed(signal, self.speed(seed, epoch, segment_id))?;
-            Ok(loader.augmenter.apply(signal, seed, epoch, segment_id))
+            let heard = loader.augmenter.apply(signal, seed, epoch, segment_id);
+            heard.inspect_err(|error| drop(no_sound.set(error.to_string())))
         };
         let load = |(_, _, utterance): &(u32, u32, Utterance<'_>)| {
             if cancel.is_set() {
@@ -450,6 +465,9 @@ impl Source for LoadBody {
             .install(|| wanted.par_iter().with_max_len(1).map(load).collect());
         if cancel.is_set() {
             return Err(StageError::failed("stopped"));
+        }
+        if let Some(why) = no_sound.get() {
+            return Err(StageError::failed(format!("`augment`: {why}")));
         }
         let loaded = self.told(&loader, number, wanted, signals)?;
         for message in loader.augmenter.newly_broken() {

@@ -140,7 +140,7 @@ fn recording_objects(storage: &Storage, shard: &Shard) -> Result<Vec<(String, u6
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    for entry in storage.list_and_remember(&url)? {
+    for entry in storage.list_and_remember(&url)?.iter() {
         let name = entry.url.below(&url).unwrap_or_default();
         let own = flow_audio::member_name::is_shard_file(name, &shard.shard_id);
         if !own && !name.is_empty() && !name.ends_with(TOMBSTONE_SUFFIX) {

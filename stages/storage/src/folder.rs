@@ -1,40 +1,45 @@
 //! Folders: what lies right below a prefix, from a listing of all that is below it, or from storage.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
 use crate::client::wait;
 use crate::error::StorageError;
-use crate::list::{Entry, Folder};
+use crate::list::Folder;
+use crate::listing::{Listing, first_below};
 use crate::location::{Location, ObjectUrl};
-use crate::stat::Stat;
 use crate::storage::Storage;
 
 impl Storage {
-    /// What lies right below a prefix, as [`Storage::list_folder`] gives it. If this process has listed the prefix or one above it
-    /// ([`Storage::list_and_remember`]), the answer is from there, and nothing is asked for.
+    /// The names of what lies right below a prefix, in no order, each with whether it is a folder; none where it cannot be listed. If this process has listed the prefix
+    /// or one above it ([`Storage::list_and_remember`]), the answer is from there, and nothing is asked for.
     ///
     /// # Errors
     /// When it cannot be listed.
-    pub fn look_into(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
-        if let Some(found) = self.of_listing(url, folder_of) {
+    pub fn names_in(&self, url: &ObjectUrl) -> Result<Vec<(String, bool)>, StorageError> {
+        if let Some(found) = self.of_listing(url, names_in) {
             return Ok(found);
         }
-        self.list_folder(url)
+        if !url.can_be_listed() {
+            return Ok(Vec::new());
+        }
+        let Folder { folders, objects } = self.list_folder(url)?;
+        let folders = folders.iter().map(|folder| (folder.name().to_owned(), true));
+        let objects = objects.iter().map(|object| (object.url.name().to_owned(), false));
+        Ok(folders.chain(objects).collect())
     }
 
-    /// Whether there is an object below a prefix; of a listing as [`Storage::look_into`].
+    /// Whether there is an object below a prefix, as far as that can be listed; of a listing as [`Storage::names_in`].
     ///
     /// # Errors
     /// When it cannot be listed.
     pub fn is_prefix(&self, url: &ObjectUrl) -> Result<bool, StorageError> {
-        let is_listed = |stats: &BTreeMap<ObjectUrl, Stat>, url: &ObjectUrl| {
-            let first = stats.range(first_below(url)..).next();
-            first.is_some_and(|(first, _)| first.below(url).is_some())
-        };
+        let is_listed = |listing: &Listing, url: &ObjectUrl| listing.has_below(url.key());
         if let Some(found) = self.of_listing(url, is_listed) {
             return Ok(found);
+        }
+        if !url.can_be_listed() {
+            return Ok(false);
         }
         let (client, url) = (self.client(url)?, url.clone());
         wait(async move { client.has_any(&url).await })
@@ -48,43 +53,32 @@ impl Storage {
 pub fn is_folder(storage: &Storage, path: &Path) -> io::Result<bool> {
     match Location::of_path(path) {
         Ok(Location::Local(path)) => Ok(path.is_dir()),
-        Ok(Location::Object(url)) if !url.can_be_listed() => Ok(false),
         Ok(Location::Object(url)) => Ok(storage.is_prefix(&url)?),
         Err(_) => Ok(false),
     }
 }
 
-/// The first URL that may be below a prefix, in the order of URLs.
-fn first_below(folder: &ObjectUrl) -> ObjectUrl {
-    match folder.key() {
-        "" => folder.clone(),
-        key => folder.with_key(&format!("{key}/")),
-    }
-}
-
-/// What lies right below a prefix, by what is known of all objects below it. The objects of a folder in it are passed over at once.
-fn folder_of(stats: &BTreeMap<ObjectUrl, Stat>, folder: &ObjectUrl) -> Folder {
-    let first = first_below(folder);
-    let mut found = Folder::default();
-    let mut rest = stats.range(first.clone()..);
-    while let Some((url, stat)) = rest.next() {
-        match url.below(folder).map(|below| below.split_once('/')) {
-            None => break,
-            Some(None) => found.objects.push(Entry {
-                url: url.clone(),
-                stat: stat.clone(),
-            }),
-            Some(Some((name, _))) => {
-                let inner = folder.with_key(&format!("{}{name}", first.key()));
+/// The names of what lies right below a prefix, and whether they are of folders, in the order of keys. The objects of a folder in it are
+/// passed over at once.
+fn names_in(listing: &Listing, folder: &ObjectUrl) -> Vec<(String, bool)> {
+    let first = first_below(folder.key());
+    let mut names = Vec::new();
+    let mut cursor = listing.from(&first);
+    while cursor.advance() {
+        let Some(below) = cursor.key().strip_prefix(&first) else {
+            break;
+        };
+        match below.split_once('/') {
+            None => names.push((below.to_owned(), false)),
+            Some((name, _)) => {
+                names.push((name.to_owned(), true));
                 // `0` follows `/`.
-                let after = folder.with_key(&format!("{}0", inner.key()));
-                found.folders.push(inner);
-                rest = stats.range(after..);
+                let after = format!("{first}{name}0");
+                cursor = listing.from(&after);
             }
         }
     }
-    found.folders.sort_unstable();
-    found
+    names
 }
 
 #[cfg(test)]
@@ -92,6 +86,8 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::listing::ListingBuilder;
+    use crate::stat::Stat;
 
     #[test]
     fn a_listing_answers_for_every_folder_in_it() {
@@ -108,25 +104,21 @@ mod tests {
         let keys = [
             "a", "c/a-b/x", "c/a.txt", "c/a/x", "c/a/y/z", "c/a0", "c/b", "c0/x", "d/e",
         ];
-        let stats: BTreeMap<ObjectUrl, Stat> = keys
-            .iter()
-            .map(|key| (url(&format!("s3://bucket/{key}")), stat.clone()))
-            .chain([(url("s3://bucket2/c/other"), stat.clone())])
-            .collect();
+        let mut listing = ListingBuilder::default();
+        keys.iter().for_each(|key| listing.push(key, &stat));
+        let listing = listing.finish();
         let of = |folder: &str| {
-            let found = folder_of(&stats, &url(folder));
-            let names = |urls: Vec<&ObjectUrl>| urls.iter().map(|url| url.name().to_string()).collect::<Vec<_>>();
-            (
-                names(found.folders.iter().collect()).join(" "),
-                names(found.objects.iter().map(|entry| &entry.url).collect()).join(" "),
-            )
+            let names = names_in(&listing, &url(folder));
+            let of = |wanted: bool| {
+                let names = names.iter().filter(|(_, is_folder)| *is_folder == wanted);
+                names.map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(" ")
+            };
+            (of(true), of(false))
         };
         let expected = |folders: &str, objects: &str| (folders.to_string(), objects.to_string());
         assert_eq!(of("s3://bucket"), expected("c c0 d", "a"));
-        assert_eq!(of("s3://bucket/c"), expected("a a-b", "a.txt a0 b"));
+        assert_eq!(of("s3://bucket/c"), expected("a-b a", "a.txt a0 b"));
         assert_eq!(of("s3://bucket/c/a"), expected("y", "x"));
         assert_eq!(of("s3://bucket/c/b"), expected("", ""));
-        assert_eq!(of("s3://bucket2"), expected("c", ""));
-        assert_eq!(of("s3://bucket3"), expected("", ""));
     }
 }

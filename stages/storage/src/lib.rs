@@ -28,9 +28,11 @@ mod hub_access;
 #[cfg(feature = "object-store")]
 mod hub_service;
 mod input_file;
+mod join;
 mod kept;
 mod kept_folder;
 mod list;
+mod listing;
 #[cfg(feature = "object-store")]
 mod listing_answer;
 mod location;
@@ -47,8 +49,10 @@ pub use file_version::{FileVersion, is_one_file};
 pub use folder::is_folder;
 pub use hub_access::{HubAccess, HubToken, origin};
 pub use input_file::{InputFile, is_file};
+pub use join::{folder_above, join};
 pub use kept::Progress;
 pub use list::{Entry, Folder};
+pub use listing::ListedObjects;
 pub use location::{Location, ObjectUrl, Scheme, is_url, path_of_file_url};
 pub use object_reader::{AskedRange, ObjectReader};
 pub use object_writer::ObjectWriter;

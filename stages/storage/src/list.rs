@@ -1,12 +1,12 @@
 //! Listings of prefixes.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 
 use crate::client::{CUT_ANSWERS, Client, key_of, pause};
 use crate::error::{StorageError, StorageFault, is_cut};
+use crate::listing::{Listing, ListingBuilder, first_below};
 use crate::location::ObjectUrl;
 use crate::stat::Stat;
 
@@ -96,22 +96,22 @@ impl Client {
     }
 
     /// All objects below `url`, in pages.
-    async fn list_pages(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+    async fn list_pages(&self, url: &ObjectUrl) -> Result<Listing, StorageError> {
         let key = key_of(url)?;
         let mut stream = self.store.list(Some(&key));
-        let mut found: Vec<Entry> = Vec::new();
+        let mut found = ListingBuilder::default();
         let mut last = None;
         let mut attempt = 0;
         loop {
             // The limit is one of a page: entries of a page come at once.
             match tokio::time::timeout(self.limits.whole(), stream.next()).await {
                 Err(_) => return Err(self.timed_out(url)),
-                Ok(None) => return Ok(found),
+                Ok(None) => return Ok(found.finish()),
                 Ok(Some(Ok(meta))) => {
                     let entry = entry(url, &meta);
                     last = Some(meta.location);
                     if self.can_name(&entry.url) {
-                        found.push(entry);
+                        found.push(entry.url.key(), &entry.stat);
                     }
                 }
                 Ok(Some(Err(error))) if is_cut(&error) && attempt < CUT_ANSWERS => {
@@ -127,46 +127,31 @@ impl Client {
         }
     }
 
-    /// All objects below `url`, sorted by key. The prefixes right below it are listed at the same time.
-    pub async fn list(self: Arc<Self>, url: ObjectUrl) -> Result<Vec<Entry>, StorageError> {
-        let folder = self.list_folder(&url).await?;
-        let below = futures::stream::iter(folder.folders)
+    /// All objects below `url`. The prefixes right below it are listed at the same time.
+    pub async fn list(self: Arc<Self>, url: ObjectUrl) -> Result<Listing, StorageError> {
+        let mut folder = self.list_folder(&url).await?;
+        // In the order of the keys below them.
+        folder.folders.sort_by_cached_key(|prefix| first_below(prefix.key()));
+        let mut objects = folder.objects.into_iter().peekable();
+        let mut found = ListingBuilder::default();
+        let mut below = futures::stream::iter(folder.folders)
             .map(|prefix| {
                 let client = Arc::clone(&self);
-                async move { client.list_pages(&prefix).await }
+                async move { client.list_pages(&prefix).await.map(|listing| (prefix, listing)) }
             })
-            .buffer_unordered(AT_ONCE)
-            .try_concat()
-            .await?;
-        let mut found = folder.objects;
-        found.extend(below);
-        without_folders(&mut found);
-        found.sort_unstable_by(|a, b| a.url.cmp(&b.url));
-        Ok(found)
-    }
-}
-
-/// Drops objects without bytes that have the name of a prefix of others.
-fn without_folders(found: &mut Vec<Entry>) {
-    let empty: HashSet<&str> = found
-        .iter()
-        .filter(|entry| entry.stat.size == 0)
-        .map(|entry| entry.url.key())
-        .collect();
-    if empty.is_empty() {
-        return;
-    }
-    let mut folders = HashSet::new();
-    for entry in found.iter() {
-        let mut key = entry.url.key();
-        while let Some((parent, _)) = key.rsplit_once('/') {
-            if empty.contains(parent) {
-                folders.insert(parent.to_string());
+            .buffered(AT_ONCE);
+        while let Some((prefix, listing)) = below.try_next().await? {
+            let first = first_below(prefix.key());
+            while let Some(object) = objects.next_if(|object| *object.url.key() < *first) {
+                found.push(object.url.key(), &object.stat);
             }
-            key = parent;
+            found.append(&listing);
         }
+        for object in objects {
+            found.push(object.url.key(), &object.stat);
+        }
+        Ok(found.finish().without_folders())
     }
-    found.retain(|entry| entry.stat.size > 0 || !folders.contains(entry.url.key()));
 }
 
 fn entry(below: &ObjectUrl, meta: &object_store::ObjectMeta) -> Entry {

@@ -35,7 +35,7 @@ impl Scheme {
     }
 
     /// Whether keys are percent-encoded as they are written.
-    fn is_web(self) -> bool {
+    pub(crate) fn is_web(self) -> bool {
         matches!(self, Scheme::Https | Scheme::Http)
     }
 }

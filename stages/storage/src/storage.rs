@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use object_store::{ObjectStoreExt, PutMode};
@@ -16,6 +16,7 @@ use crate::counters::{Counters, StorageCounts};
 use crate::error::{StorageError, StorageFault};
 use crate::kept_folder::KeptFolder;
 use crate::list::{Entry, Folder};
+use crate::listing::{ListedObjects, Listing, ListingBuilder};
 use crate::location::{ObjectUrl, Scheme};
 use crate::open_bucket::{self, Limits};
 use crate::stat::Stat;
@@ -53,8 +54,9 @@ struct Shared {
 /// What listings told of objects.
 #[derive(Default)]
 pub(crate) struct Remembered {
-    /// Each with when it was listed.
-    prefixes: Vec<(ObjectUrl, Instant)>,
+    /// The newest last.
+    listings: Vec<Remembering>,
+    /// Of objects that were opened since.
     stats: BTreeMap<ObjectUrl, Stat>,
     /// Paths of copies on this machine.
     pub kept: HashMap<ObjectUrl, PathBuf>,
@@ -65,6 +67,46 @@ pub(crate) struct Remembered {
     next: u64,
 }
 
+/// A listing that is remembered.
+struct Remembering {
+    prefix: ObjectUrl,
+    at: Instant,
+    listing: Arc<Listing>,
+    /// Whether nothing was forgotten since: what is not in it is not there.
+    is_complete: bool,
+    /// What it no longer says.
+    forgotten: HashSet<ObjectUrl>,
+}
+
+impl Remembering {
+    /// Whether it has what is said of the prefix, or of one above it.
+    fn covers(&self, url: &ObjectUrl) -> bool {
+        self.prefix == *url || below(&self.prefix, url)
+    }
+}
+
+impl Remembered {
+    /// The newest listing that has `url`, if it is complete.
+    fn complete(&self, url: &ObjectUrl) -> Option<&Remembering> {
+        let newest = self.listings.iter().rev().find(|listed| listed.covers(url));
+        newest.filter(|listed| listed.is_complete)
+    }
+
+    /// What is known of an object: nothing, or what is said of it, or that it is not there.
+    fn known(&self, url: &ObjectUrl) -> Option<Option<Stat>> {
+        if let Some(stat) = self.stats.get(url) {
+            return Some(Some(stat.clone()));
+        }
+        // One of the object itself is of what is below it.
+        let newest = self.listings.iter().rev().find(|listed| below(&listed.prefix, url))?;
+        match newest.listing.get(url.key()) {
+            Some(stat) if !newest.forgotten.contains(url) => Some(Some(stat)),
+            Some(_) => None,
+            None => newest.is_complete.then_some(None),
+        }
+    }
+}
+
 /// A request under way whose answer is to be remembered.
 struct Asking<'a> {
     storage: &'a Storage,
@@ -72,20 +114,9 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Remembers what was said of objects, but of those that were forgotten meanwhile. Whether there are none of these.
-    fn remember<'e>(
-        &self,
-        remembered: &mut Remembered,
-        said: impl IntoIterator<Item = (&'e ObjectUrl, &'e Stat)>,
-    ) -> bool {
-        let Some(forgotten) = remembered.asking.get(&self.number) else {
-            return false;
-        };
-        let is_known = |(url, _): &(&ObjectUrl, &Stat)| !forgotten.contains(*url);
-        for (url, stat) in said.into_iter().filter(is_known) {
-            remembered.stats.insert(url.clone(), stat.clone());
-        }
-        forgotten.is_empty()
+    /// Objects that were forgotten meanwhile; none if all were.
+    fn forgotten(&self, remembered: &Remembered) -> Option<HashSet<ObjectUrl>> {
+        remembered.asking.get(&self.number).cloned()
     }
 }
 
@@ -185,7 +216,20 @@ impl Storage {
         }
         remembered.stats.remove(url);
         remembered.kept.retain(|kept, _| kept != url && !below(kept, url));
-        remembered.prefixes.retain(|(prefix, _)| !below(prefix, url));
+        remembered
+            .listings
+            .retain(|listed| listed.listing.len() > 0 || !below(&listed.prefix, url));
+        for listed in remembered
+            .listings
+            .iter_mut()
+            .filter(|listed| below(&listed.prefix, url))
+        {
+            // What cannot be listed again stays known.
+            listed.is_complete &= !listed.prefix.can_be_listed();
+            if listed.listing.get(url.key()).is_some() {
+                listed.forgotten.insert(url.clone());
+            }
+        }
     }
 
     /// Forgets what is remembered of all objects: they are asked for again.
@@ -221,8 +265,9 @@ impl Storage {
     /// # Errors
     /// When it cannot be listed.
     pub fn list(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
-        let (client, url) = (self.client(url)?, url.clone());
-        wait(client.list(url))
+        let (client, prefix) = (self.client(url)?, url.clone());
+        let listing = Arc::new(wait(client.list(prefix.clone()))?);
+        Ok(ListedObjects { listing, prefix }.iter().collect())
     }
 
     /// As [`Storage::list`]; [`Storage::look`] then answers from this listing, without a request, until the object is written or
@@ -230,52 +275,90 @@ impl Storage {
     ///
     /// # Errors
     /// When it cannot be listed.
-    pub fn list_and_remember(&self, url: &ObjectUrl) -> Result<Vec<Entry>, StorageError> {
+    pub fn list_and_remember(&self, url: &ObjectUrl) -> Result<ListedObjects, StorageError> {
+        let listed = |listing: &Arc<Listing>| ListedObjects {
+            listing: Arc::clone(listing),
+            prefix: url.clone(),
+        };
+        if let Some(known) = self.remembered().complete(url)
+            && (known.at.elapsed() < LISTING_AGE || !url.can_be_listed())
         {
-            let remembered = self.remembered();
-            let mut listings = remembered.prefixes.iter();
-            let covers = |prefix: &ObjectUrl| prefix == url || below(prefix, url);
-            if listings.any(|(prefix, at)| covers(prefix) && at.elapsed() < LISTING_AGE) {
-                let entry = |(url, stat): (&ObjectUrl, &Stat)| Entry {
-                    url: url.clone(),
-                    stat: stat.clone(),
-                };
-                return Ok(known_below(&remembered.stats, url).map(entry).collect());
-            }
+            return Ok(listed(&known.listing));
         }
         let began = Instant::now();
         let asking = self.asking();
-        let entries = self.list(url)?;
+        let (client, prefix) = (self.client(url)?, url.clone());
+        let listing = Arc::new(wait(client.list(prefix))?);
         let mut remembered = self.remembered();
-        let old: Vec<ObjectUrl> = known_below(&remembered.stats, url)
-            .map(|(known, _)| known.clone())
-            .collect();
-        for known in &old {
-            remembered.stats.remove(known);
-        }
-        remembered.prefixes.retain(|(prefix, _)| prefix != url);
-        if asking.remember(&mut remembered, entries.iter().map(|entry| (&entry.url, &entry.stat))) {
-            remembered.prefixes.push((url.clone(), began));
+        remembered.stats.retain(|known, _| !below(url, known));
+        remembered
+            .listings
+            .retain(|listed| listed.prefix != *url && !below(url, &listed.prefix));
+        if let Some(forgotten) = asking.forgotten(&remembered) {
+            remembered.listings.push(Remembering {
+                prefix: url.clone(),
+                at: began,
+                listing: Arc::clone(&listing),
+                is_complete: forgotten.is_empty(),
+                forgotten,
+            });
         }
         drop(remembered);
-        Ok(entries)
+        Ok(listed(&listing))
+    }
+
+    /// Remembers all that is below a prefix which cannot be listed: keys from there on, sizes in bytes, and ETags. From now on it is looked
+    /// into as a prefix of a bucket is. Objects that cannot be named by a path and the prefix are left out, which is noted.
+    ///
+    /// # Errors
+    /// When a key has an empty part, `.` or `..`.
+    pub fn remember_all(
+        &self,
+        url: &ObjectUrl,
+        objects: impl IntoIterator<Item = (String, u64, String)>,
+    ) -> Result<(), StorageError> {
+        let mut listing = ListingBuilder::default();
+        for (key, size, etag) in objects {
+            // Paths of URLs are percent-encoded, and names that lists have are not.
+            if url.scheme().is_web() && key.contains(['%', '?', '#']) {
+                self.0.counters.left_out(&key);
+                continue;
+            }
+            let stat = Stat {
+                size,
+                modified: SystemTime::UNIX_EPOCH,
+                etag: Some(etag),
+                version: None,
+            };
+            listing.push(url.join(&key)?.key(), &stat);
+        }
+        let mut remembered = self.remembered();
+        remembered.listings.retain(|listed| listed.prefix != *url);
+        remembered.listings.push(Remembering {
+            prefix: url.clone(),
+            at: Instant::now(),
+            listing: Arc::new(listing.finish()),
+            is_complete: true,
+            forgotten: HashSet::new(),
+        });
+        Ok(())
     }
 
     /// Remembers that an object has nothing below it, as a file has nothing: nobody asks for what is below it from now on.
     pub fn remember_file(&self, url: &ObjectUrl) {
-        self.remembered().prefixes.push((url.clone(), Instant::now()));
+        self.remembered().listings.push(Remembering {
+            prefix: url.clone(),
+            at: Instant::now(),
+            listing: Arc::default(),
+            is_complete: true,
+            forgotten: HashSet::new(),
+        });
     }
 
-    /// What `of` finds in what is known of objects, if a listing of this process has all that are below `url`.
-    pub(crate) fn of_listing<T>(
-        &self,
-        url: &ObjectUrl,
-        of: impl FnOnce(&BTreeMap<ObjectUrl, Stat>, &ObjectUrl) -> T,
-    ) -> Option<T> {
-        let remembered = self.remembered();
-        let covers = |(prefix, _): &(ObjectUrl, Instant)| prefix == url || below(prefix, url);
-        let is_listed = remembered.prefixes.iter().any(covers);
-        is_listed.then(|| of(&remembered.stats, url))
+    /// What `of` finds in a listing of this process, if there is one of all that is below `url`.
+    pub(crate) fn of_listing<T>(&self, url: &ObjectUrl, of: impl FnOnce(&Listing, &ObjectUrl) -> T) -> Option<T> {
+        let listing = Arc::clone(&self.remembered().complete(url)?.listing);
+        Some(of(&listing, url))
     }
 
     /// What is said of an object; none if it is not there. It may be from a listing of this process.
@@ -283,14 +366,8 @@ impl Storage {
     /// # Errors
     /// When the object cannot be looked at.
     pub fn look(&self, url: &ObjectUrl) -> Result<Option<Stat>, StorageError> {
-        {
-            let remembered = self.remembered();
-            if let Some(stat) = remembered.stats.get(url) {
-                return Ok(Some(stat.clone()));
-            }
-            if remembered.prefixes.iter().any(|(prefix, _)| below(prefix, url)) {
-                return Ok(None);
-            }
+        if let Some(known) = self.remembered().known(url) {
+            return Ok(known);
         }
         match self.stat(url) {
             Ok(stat) => Ok(Some(stat)),
@@ -362,9 +439,12 @@ impl Storage {
             return Err(StorageError::of(StorageFault::NotFound, &url.to_string(), ""));
         };
         let mut remembered = self.remembered();
-        if remembered.stats.len() < MOST_OPENED && !remembered.stats.contains_key(url) {
+        let is_current = asking
+            .forgotten(&remembered)
+            .is_some_and(|forgotten| !forgotten.contains(url));
+        if is_current && remembered.stats.len() < MOST_OPENED && remembered.known(url).is_none() {
             // Who opens it again needs no other look: once it is changed, reading says so.
-            asking.remember(&mut remembered, [(url, &found)]);
+            remembered.stats.insert(url.clone(), found.clone());
         }
         drop(remembered);
         Ok(found)
@@ -422,25 +502,13 @@ impl Storage {
 /// When it cannot be listed.
 pub fn folders_two_levels_below(storage: &Storage, url: &ObjectUrl) -> Result<Vec<(String, String)>, StorageError> {
     let mut found = BTreeSet::new();
-    for entry in storage.list_and_remember(url)? {
+    for entry in storage.list_and_remember(url)?.iter() {
         let mut parts = entry.url.below(url).unwrap_or_default().splitn(3, '/');
         if let (Some(outer), Some(inner), Some(_)) = (parts.next(), parts.next(), parts.next()) {
             found.insert((outer.to_string(), inner.to_string()));
         }
     }
     Ok(found.into_iter().collect())
-}
-
-/// What is known of objects below a prefix, sorted. In the order of URLs these follow each other.
-fn known_below<'a>(
-    stats: &'a BTreeMap<ObjectUrl, Stat>,
-    prefix: &'a ObjectUrl,
-) -> impl Iterator<Item = (&'a ObjectUrl, &'a Stat)> {
-    let first = match prefix.key() {
-        "" => prefix.clone(),
-        key => prefix.with_key(&format!("{key}/")),
-    };
-    stats.range(first..).take_while(move |(known, _)| below(prefix, known))
 }
 
 /// Whether `url` is below `prefix`.

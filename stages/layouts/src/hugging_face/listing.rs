@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use flow_corpus::written_set::REJECTS;
+use flow_corpus::written_set::{REJECTS, is_prefix_of_set};
 use flow_corpus::{ManifestError, ReadSettings};
 use flow_kind::Storage;
 
@@ -66,7 +66,8 @@ fn listed_until(
             let path = folder.join(name);
             let is_one = path.extension().is_some_and(|found| found == extension);
             // Rejects of a dataset that `manifest.write` wrote.
-            let is_beside = name == REJECTS && entries.names.contains("flow.json");
+            let is_of_set = entries.names.contains("flow.json") || is_prefix_of_set(&folder);
+            let is_beside = name == REJECTS && is_of_set;
             if is_one && !name.starts_with("metadata.") && !name.starts_with('_') && !is_beside {
                 let (config, split) = config_and_split(&below, name);
                 found.push(Listed { path, config, split });

@@ -44,19 +44,39 @@ pub fn read(manifest: &Path, split: &str) -> Output {
 }
 
 pub fn read_with(manifest: &Path, split: &str, columns: &[&str]) -> Output {
+    read_from(&Storage::default(), manifest, split, columns).unwrap_or_else(|e| panic!("{}: {e:?}", manifest.display()))
+}
+
+/// Reads a manifest that may be in object storage.
+pub fn read_from(storage: &Storage, manifest: &Path, split: &str, columns: &[&str]) -> Result<Output, StageError> {
     let settings = ReadSettings {
         columns: columns.iter().map(|pair| (*pair).to_owned()).collect(),
         manifest: manifest.to_str().unwrap().into(),
         split: split.into(),
         ..ReadSettings::default()
     };
-    Harness::<Read>::new(settings).run().unwrap_or_else(|e| panic!("{e:?}"))
+    Harness::<Read>::new(settings).storage(storage).run()
 }
 
 /// Writes rows into inputs of a dataset in `out`.
 pub fn write_as(format: &str, inputs: &[(&str, &Output)], out: &Path, more: &str) -> Result<(), StageError> {
+    write_to(&Storage::default(), format, inputs, out, more)
+}
+
+/// As [`write_as`], into a folder that may be in object storage.
+pub fn write_to(
+    storage: &Storage,
+    format: &str,
+    inputs: &[(&str, &Output)],
+    out: &Path,
+    more: &str,
+) -> Result<(), StageError> {
     let settings = format!("{{out: {:?}, format: {format}{more}}}", out.to_str().unwrap());
-    let mut harness = Harness::<Write>::from_yaml(&settings)?;
+    // Tests run at the same time.
+    let scratch = tempfile::tempdir().unwrap();
+    let mut harness = Harness::<Write>::from_yaml(&settings)?
+        .storage(storage)
+        .scratch(scratch.path());
     for (name, rows) in inputs {
         harness = harness.input(name, rows.shape.outputs[0].schema.clone());
         for partition in &rows.partitions {
@@ -68,6 +88,11 @@ pub fn write_as(format: &str, inputs: &[(&str, &Output)], out: &Path, more: &str
 
 /// Text, language, name and samples of each row.
 pub fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
+    rows_in(&Storage::default(), output)
+}
+
+/// As [`rows_of`], of recordings that may be in object storage.
+pub fn rows_in(storage: &Storage, output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
     let rows = output.all_rows("rows");
     let text = |name: &str, row: usize| columns::text(&rows, name).unwrap().value(row).to_owned();
     let number = |name: &str, row: usize| {
@@ -83,7 +108,7 @@ pub fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
             let range = number("offset", row).zip(number("size", row));
             let (start, length) = (seconds("start", row).unwrap_or(0.0), seconds("duration", row).unwrap());
             let path = text("audio_path", row);
-            let signal = decode_row(&Storage::default(), Path::new(&path), range, start, length, 60.0).unwrap();
+            let signal = decode_row(storage, Path::new(&path), range, start, length, 60.0).unwrap();
             (text("text", row), text("lang", row), text("segment_id", row), signal)
         })
         .collect()

@@ -1,5 +1,6 @@
 //! Datasets as `manifest.write` writes them, read again.
 
+mod buckets;
 mod data;
 mod hugging_face;
 mod lhotse;

@@ -22,6 +22,7 @@ use flow_audio::AudioError;
 use flow_audio::decode::SAMPLE_RATE;
 use flow_kind::Shared;
 use flow_random::SplitMix64;
+use flow_storage::{Storage, is_url};
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -31,7 +32,7 @@ use compress::LossyCodec;
 use sounds::Sounds;
 
 /// A step of augmentation: its name, and its settings. `prob` is the probability that it is applied to an utterance. `path` is
-/// a folder or pattern of recordings, or a manifest of JSON lines with `audio_filepath` (`offset`, `duration`).
+/// a folder or pattern of recordings, or a manifest of JSON lines with `audio_filepath` (`offset`, `duration`), or a URL of one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
@@ -401,12 +402,12 @@ pub fn added_seconds(steps: &[Step]) -> f64 {
 ///
 /// # Errors
 /// If there are no recordings.
-pub fn identified(steps: &[Step]) -> Result<Vec<Step>, String> {
+pub fn identified(storage: &Storage, steps: &[Step]) -> Result<Vec<Step>, String> {
     let mut steps = steps.to_vec();
     for step in &mut steps {
         let name = step.name();
         if let Some(path) = step.path() {
-            let sounds = Sounds::open(path).map_err(|why| format!("`{name}`: {why}"))?;
+            let sounds = Sounds::open(storage, path).map_err(|why| format!("`{name}`: {why}"))?;
             *path = sounds.digest(path);
         }
     }
@@ -454,11 +455,11 @@ static SOUNDS: Shared<String, Sounds> = Shared::new();
 impl Augmenter {
     /// # Errors
     /// If there are no recordings where a step looks for them; with the text of the fault.
-    pub fn open(steps: &[Step]) -> Result<Augmenter, String> {
+    pub fn open(storage: &Storage, steps: &[Step]) -> Result<Augmenter, String> {
         let open = |step: &Step| -> Result<_, String> {
             let mut step = step.clone();
             let sounds = match step.path() {
-                Some(path) => Some(SOUNDS.get(path.clone(), || Sounds::open(path))?),
+                Some(path) => Some(SOUNDS.get(path.clone(), || Sounds::open(storage, path))?),
                 None => None,
             };
             Ok((step, sounds))
@@ -470,9 +471,12 @@ impl Augmenter {
     }
 
     /// The utterance as it is heard in an epoch. A step whose recording cannot be decoded leaves the signal as it is.
-    pub fn apply(&self, mut signal: Vec<f32>, seed: i64, epoch: u64, segment_id: &str) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// If object storage does not give a recording: what is heard must not depend on a network.
+    pub fn apply(&self, mut signal: Vec<f32>, seed: i64, epoch: u64, segment_id: &str) -> Result<Vec<f32>, AudioError> {
         if signal.is_empty() {
-            return signal;
+            return Ok(signal);
         }
         for (number, (step, sounds)) in (0u64..).zip(&self.steps) {
             let mut draws = Draws(SplitMix64::new(draw_seed(number, seed, epoch, segment_id)));
@@ -484,6 +488,11 @@ impl Augmenter {
                 sounds,
             });
             if let Err(error) = step.apply(&mut signal, chosen.as_ref(), &mut draws) {
+                if let AudioError::Read { path, .. } = &error
+                    && is_url(path)
+                {
+                    return Err(error);
+                }
                 let path = chosen.map(|chosen| chosen.path()).unwrap_or_default();
                 let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
                 broken
@@ -491,7 +500,7 @@ impl Augmenter {
                     .or_default();
             }
         }
-        signal
+        Ok(signal)
     }
 
     /// What could not be used and was not told by an earlier call.

@@ -1,7 +1,6 @@
 //! Recordings of noise and of impulse responses.
 
 use std::collections::HashMap;
-use std::fs;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -10,17 +9,19 @@ use flow_audio::AudioError;
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file};
 use flow_audio::listing::recordings;
 use flow_audio::part::{decode_row, stated_seconds};
-use flow_storage::Storage;
+use flow_kind::store::on_threads;
+use flow_storage::{Location, Storage, folder_above, is_url, join, path_of_file_url};
 use serde::Deserialize;
 
 /// The longest recording that is decoded as a whole. Of longer ones in FLAC or WAV, only a piece is.
 const LONGEST_SECONDS: f64 = 3600.0;
 /// Samples of whole recordings that stay decoded: 256 MiB.
 const CACHED_SAMPLES: usize = 64 << 20;
+/// Objects that are looked at at the same time.
+const AT_ONCE: usize = 32;
 
 /// Recordings, each with a number from 0 in the order of their names.
 pub struct Sounds {
-    /// Without credentials: sounds are files of this machine.
     storage: Storage,
     sounds: Vec<Sound>,
     cache: Mutex<Cache>,
@@ -54,9 +55,16 @@ impl Deref for Piece {
 }
 
 impl Sound {
-    fn new(path: PathBuf, part: Option<(f64, f64)>) -> Result<Sound, String> {
-        let metadata = fs::metadata(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        let size = metadata.len();
+    fn new(storage: &Storage, path: PathBuf, part: Option<(f64, f64)>) -> Result<Sound, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("cannot read {}: {error}", path.display());
+        let size = match Location::of_path(&path).map_err(|error| error.to_string())? {
+            Location::Local(file) => file.metadata().map_err(|error| failed(&error))?.len(),
+            Location::Object(url) => match storage.look(&url) {
+                Ok(Some(found)) => found.size,
+                Ok(None) => return Err(failed(&"there is no such object")),
+                Err(error) => return Err(error.to_string()),
+            },
+        };
         Ok(Sound {
             path,
             part,
@@ -92,25 +100,25 @@ struct Line {
 
 impl Sounds {
     /// Lists a folder or a pattern, or reads a manifest of JSON lines (`.json`, `.jsonl`) with `audio_filepath` and perhaps
-    /// `offset` and `duration`. Paths in it are relative to its folder.
+    /// `offset` and `duration`. Paths in it are relative to its folder. All of them may be URLs of object storage.
     ///
     /// # Errors
     /// If there are none, one of them is not there, or a line is no such JSON object; the text names the path.
-    pub fn open(path: &str) -> Result<Sounds, String> {
-        let storage = Storage::default();
-        let is_manifest = [".json", ".jsonl"].iter().any(|ending| path.ends_with(ending));
-        let sounds = if is_manifest {
-            lines(&storage, Path::new(path))?
+    pub fn open(storage: &Storage, path: &str) -> Result<Sounds, String> {
+        let sounds = if is_manifest(path) {
+            lines(storage, Path::new(path))?
         } else {
-            let found = recordings(&storage, &[path.to_owned()]).map_err(|error| error.to_string())?;
-            let sounds = found.into_iter().map(|recording| Sound::new(recording.path, None));
+            let found = recordings(storage, &[path.to_owned()]).map_err(|error| error.to_string())?;
+            let sounds = found
+                .into_iter()
+                .map(|recording| Sound::new(storage, recording.path, None));
             sounds.collect::<Result<_, _>>()?
         };
         if sounds.is_empty() {
             return Err(format!("{path} has no recordings"));
         }
         Ok(Sounds {
-            storage,
+            storage: storage.clone(),
             sounds,
             cache: Mutex::default(),
             fit_in_cache: OnceLock::new(),
@@ -122,13 +130,18 @@ impl Sounds {
     }
 
     /// A digest of the names of the files, in their folders below `root`, of their sizes and parts. It stays the same where the
-    /// folder is copied or moved.
+    /// folder is copied or moved, also into object storage.
     pub fn digest(&self, root: &str) -> String {
-        let folder = Path::new(root);
-        let folder = if folder.is_dir() {
-            folder
-        } else {
-            folder.parent().unwrap_or(folder)
+        let local = path_of_file_url(root);
+        let folder = local.as_deref().unwrap_or(Path::new(root));
+        let is_prefix = |folder: &Path| self.sounds.iter().all(|sound| sound.path != folder);
+        let is_folder = match is_url(folder) {
+            true => !is_manifest(root) && !root.contains('*') && is_prefix(folder),
+            false => folder.is_dir(),
+        };
+        let folder = match is_folder {
+            true => folder,
+            false => folder_above(folder).unwrap_or(folder),
         };
         let mut hasher = blake3::Hasher::new();
         for Sound { path, part, size, .. } in &self.sounds {
@@ -227,6 +240,11 @@ impl Sounds {
 
     /// Whether all sounds together have at most `most_samples`. Unknown lengths count as too long.
     fn fit(&self, most_samples: usize) -> bool {
+        // Each header of an object is waited for.
+        let objects: Vec<&Sound> = self.sounds.iter().filter(|sound| is_url(&sound.path)).collect();
+        on_threads(&objects, AT_ONCE.min(objects.len()), |sound| {
+            sound.seconds(&self.storage)
+        });
         let mut left = most_samples as f64 / f64::from(SAMPLE_RATE);
         self.sounds.iter().all(|sound| {
             left -= sound.seconds(&self.storage).unwrap_or(f64::INFINITY);
@@ -254,11 +272,16 @@ impl Cache {
     }
 }
 
+/// Whether a path is one of a manifest of sounds.
+fn is_manifest(path: &str) -> bool {
+    [".json", ".jsonl"].iter().any(|ending| path.ends_with(ending))
+}
+
 fn lines(storage: &Storage, manifest: &Path) -> Result<Vec<Sound>, String> {
     let bytes = read_file(storage, manifest).map_err(|error| error.to_string())?;
     let text = String::from_utf8(bytes).map_err(|error| format!("{}: {error}", manifest.display()))?;
     let folder = manifest.parent().unwrap_or(Path::new(""));
-    let mut sounds = Vec::new();
+    let mut named = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         if line.trim().is_empty() {
             continue;
@@ -274,7 +297,17 @@ fn lines(storage: &Storage, manifest: &Path) -> Result<Vec<Sound>, String> {
             None => return Err(wrong("`offset` without `duration`".into())),
             Some(_) => return Err(wrong("`offset` and `duration` are not those of a part".into())),
         };
-        sounds.push(Sound::new(folder.join(line.audio_filepath), part).map_err(wrong)?);
+        let path = join(folder, line.audio_filepath);
+        named.push((number, path.to_str().and_then(path_of_file_url).unwrap_or(path), part));
     }
-    Ok(sounds)
+    let threads = if named.iter().any(|(_, path, _)| is_url(path)) {
+        AT_ONCE.min(named.len())
+    } else {
+        1
+    };
+    let sounds = on_threads(&named, threads, |(number, path, part)| {
+        let wrong = |why: String| format!("{}, line {number}: {why}", manifest.display());
+        Sound::new(storage, path.clone(), *part).map_err(wrong)
+    });
+    sounds.into_iter().collect()
 }

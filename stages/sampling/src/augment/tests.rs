@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use flow_storage_testing::{Fault, FaultRule, TestServer};
 use serde_json::Value;
 
 use super::*;
@@ -378,11 +379,11 @@ fn each_step_changes_the_signal_the_same_way_each_time_and_in_each_epoch_anew() 
         check(std::slice::from_ref(&step)).unwrap();
         let name = step.name();
         let (one, other) = (
-            Augmenter::open(std::slice::from_ref(&step)).unwrap(),
-            Augmenter::open(&[step]).unwrap(),
+            Augmenter::open(&Storage::default(), std::slice::from_ref(&step)).unwrap(),
+            Augmenter::open(&Storage::default(), &[step]).unwrap(),
         );
         let signal = tone(10_000);
-        let changed = one.apply(signal.clone(), 42, 0, "a");
+        let changed = one.apply(signal.clone(), 42, 0, "a").unwrap();
         assert_ne!(changed, signal, "{name}");
         assert!(changed.iter().all(|x| x.is_finite()), "{name}");
         if name == "silence" {
@@ -391,16 +392,23 @@ fn each_step_changes_the_signal_the_same_way_each_time_and_in_each_epoch_anew() 
             assert_eq!(changed.len(), signal.len(), "{name}");
         }
         // Whatever came before it.
-        other.apply(signal.clone(), 42, 0, "b");
-        assert_eq!(other.apply(signal.clone(), 42, 0, "a"), changed, "{name}");
+        other.apply(signal.clone(), 42, 0, "b").unwrap();
+        assert_eq!(other.apply(signal.clone(), 42, 0, "a").unwrap(), changed, "{name}");
         let differs = |of: Vec<Vec<f32>>| of.iter().any(|signal| *signal != changed);
-        let epochs = (1..5).map(|epoch| one.apply(signal.clone(), 42, epoch, "a")).collect();
+        let epochs = (1..5)
+            .map(|epoch| one.apply(signal.clone(), 42, epoch, "a").unwrap())
+            .collect();
         assert!(differs(epochs), "{name} is the same in each epoch");
-        let others = ["b", "c", "d"].map(|id| one.apply(signal.clone(), 42, 0, id)).to_vec();
+        let others = ["b", "c", "d"]
+            .map(|id| one.apply(signal.clone(), 42, 0, id).unwrap())
+            .to_vec();
         assert!(differs(others), "{name} is the same for each utterance");
         // Silence and single samples.
         for signal in [vec![], vec![0.5], vec![0.0; 3000]] {
-            assert!(one.apply(signal, 42, 0, "a").iter().all(|x| x.is_finite()), "{name}");
+            assert!(
+                one.apply(signal, 42, 0, "a").unwrap().iter().all(|x| x.is_finite()),
+                "{name}"
+            );
         }
         assert!(one.newly_broken().is_empty());
     }
@@ -409,8 +417,8 @@ fn each_step_changes_the_signal_the_same_way_each_time_and_in_each_epoch_anew() 
 #[test]
 fn a_step_is_applied_as_often_as_its_probability_says() {
     let steps = steps(&serde_json::json!([{"gain": {"prob": 0.3}}]));
-    let augmenter = Augmenter::open(&steps).unwrap();
-    let changed = |n: &u32| augmenter.apply(vec![0.5; 4], 1, 0, &n.to_string()) != vec![0.5; 4];
+    let augmenter = Augmenter::open(&Storage::default(), &steps).unwrap();
+    let changed = |n: &u32| augmenter.apply(vec![0.5; 4], 1, 0, &n.to_string()).unwrap() != vec![0.5; 4];
     let count = (0..2000).filter(changed).count();
     // Four standard deviations.
     assert!((518..682).contains(&count), "{count} of 2,000");
@@ -422,9 +430,9 @@ fn mixed_noise_has_the_snr_that_was_asked_for() {
     let path = folder.path().to_str().unwrap();
     for (snr, length) in [(0.0, 3000), (10.0, 9000), (20.0, 60_000)] {
         let steps = steps(&serde_json::json!([{"mix": {"path": path, "prob": 1, "snr": [snr, snr]}}]));
-        let augmenter = Augmenter::open(&steps).unwrap();
+        let augmenter = Augmenter::open(&Storage::default(), &steps).unwrap();
         let signal = tone(length);
-        let mixed = augmenter.apply(signal.clone(), 3, 1, "a");
+        let mixed = augmenter.apply(signal.clone(), 3, 1, "a").unwrap();
         let filled = length - 800;
         let added: Vec<f32> = mixed.iter().zip(&signal).map(|(mixed, x)| mixed - x).collect();
         assert!(added[filled..].iter().all(|x| *x == 0.0));
@@ -648,8 +656,8 @@ fn wrong_settings_and_recordings_are_named() {
         check(&[Step::Mix(step)]).unwrap_err();
     }
     let missing = steps(&serde_json::json!([{"mix": {"path": folder.path().join("none").to_str()}}]));
-    assert!(identified(&missing).unwrap_err().contains("none"));
-    assert!(Augmenter::open(&missing).is_err());
+    assert!(identified(&Storage::default(), &missing).unwrap_err().contains("none"));
+    assert!(Augmenter::open(&Storage::default(), &missing).is_err());
     for (name, text, part) in [
         ("empty.jsonl", "\n", "no recordings"),
         ("broken.jsonl", "{\"audio_filepath\": \"long.wav\"}\n{", "line 2"),
@@ -661,18 +669,20 @@ fn wrong_settings_and_recordings_are_named() {
     ] {
         let manifest = folder.path().join(name);
         fs::write(&manifest, text).unwrap();
-        let error = Sounds::open(manifest.to_str().unwrap()).err().unwrap();
+        let error = Sounds::open(&Storage::default(), manifest.to_str().unwrap())
+            .err()
+            .unwrap();
         assert!(error.contains(name) && error.contains(part), "{error}");
     }
     // A recording that cannot be decoded is named, and the signal stays.
     let manifest = folder.path().join("bad.jsonl");
     fs::write(folder.path().join("bad.wav"), b"RIFF").unwrap();
     fs::write(&manifest, "{\"audio_filepath\": \"bad.wav\"}").unwrap();
-    let augmenter = Augmenter::open(&all_steps(manifest.to_str().unwrap())[..1]).unwrap();
-    assert_eq!(augmenter.apply(tone(2000), 1, 0, "a"), tone(2000));
+    let augmenter = Augmenter::open(&Storage::default(), &all_steps(manifest.to_str().unwrap())[..1]).unwrap();
+    assert_eq!(augmenter.apply(tone(2000), 1, 0, "a").unwrap(), tone(2000));
     let broken = augmenter.newly_broken();
     assert!(broken.len() == 1 && broken[0].contains("bad.wav"), "{broken:?}");
-    augmenter.apply(tone(2000), 1, 1, "a");
+    augmenter.apply(tone(2000), 1, 1, "a").unwrap();
     assert!(augmenter.newly_broken().is_empty(), "told twice");
 }
 
@@ -687,7 +697,7 @@ fn pieces_are_the_same_whether_recordings_stay_decoded_or_not() {
             .collect();
         fs::write(folder.path().join(name), wav_of_rate(rate, &samples)).unwrap();
     }
-    let sounds = Sounds::open(folder.path().to_str().unwrap()).unwrap();
+    let sounds = Sounds::open(&Storage::default(), folder.path().to_str().unwrap()).unwrap();
     for number in 0..3 {
         for (length, unit) in [(1, 0.0), (1600, 0.0), (1600, 0.37), (4800, 0.73), (11_000, 0.999_999)] {
             let first = ((48_000.0 - f64::from(length) + 1.0) * unit) as usize;
@@ -707,8 +717,8 @@ fn a_manifest_gives_parts_and_a_moved_folder_has_the_same_digest() {
     let manifest = folder.path().join("noise.jsonl");
     let line = "{\"audio_filepath\": \"long.wav\", \"offset\": 0.5, \"duration\": 0.25, \"text\": \"\"}\n";
     fs::write(&manifest, line).unwrap();
-    let whole = Sounds::open(folder.path().to_str().unwrap()).unwrap();
-    let part = Sounds::open(manifest.to_str().unwrap()).unwrap();
+    let whole = Sounds::open(&Storage::default(), folder.path().to_str().unwrap()).unwrap();
+    let part = Sounds::open(&Storage::default(), manifest.to_str().unwrap()).unwrap();
     assert_eq!((whole.len(), part.len()), (2, 1));
     let long = whole.whole(0).unwrap();
     assert_eq!(long.len(), 32_000);
@@ -722,9 +732,74 @@ fn a_manifest_gives_parts_and_a_moved_folder_has_the_same_digest() {
     }
     let digest = |folder: &std::path::Path| {
         let path = folder.to_str().unwrap();
-        Sounds::open(path).unwrap().digest(path)
+        Sounds::open(&Storage::default(), path).unwrap().digest(path)
     };
     assert_eq!(digest(folder.path()), digest(other.path()));
     fs::write(other.path().join("short.wav"), b"RIFF").unwrap();
     assert_ne!(digest(folder.path()), digest(other.path()));
+}
+
+#[test]
+fn sounds_in_a_bucket_are_heard_and_identified_as_on_disk() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("sounds/noise");
+    fs::create_dir_all(folder.join("inner")).unwrap();
+    let noises = noises();
+    fs::copy(noises.path().join("long.wav"), folder.join("inner/long.wav")).unwrap();
+    fs::copy(noises.path().join("short.wav"), folder.join("short.wav")).unwrap();
+    // Of a manifest in a bucket, relative paths and URLs.
+    let manifest = root.path().join("sounds/lists/noise.jsonl");
+    fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+    let lines = |last: &str| {
+        let part = "{\"audio_filepath\": \"../noise/inner/long.wav\", \"offset\": 0.5, \"duration\": 1.25}";
+        format!("{part}\n{{\"audio_filepath\": \"{last}\"}}\n")
+    };
+    fs::write(&manifest, lines("s3://sounds/noise/short.wav")).unwrap();
+    let on_disk = root.path().join("sounds/lists/disk.jsonl");
+    fs::write(&on_disk, lines("../noise/short.wav")).unwrap();
+    let server = TestServer::start(root.path()).unwrap();
+    let (storage, disk) = (server.storage(), Storage::default());
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let heard = |storage: &Storage, steps: &[Step]| {
+        let augmenter = Augmenter::open(storage, steps).unwrap();
+        let ids = ["a", "b", "c", "d", "e"];
+        let heard = ids.map(|id| augmenter.apply(tone(2000), 7, 3, id).unwrap());
+        assert!(augmenter.newly_broken().is_empty());
+        heard
+    };
+    for (url, local) in [
+        ("s3://sounds/noise", path(&folder)),
+        ("s3://sounds/noise/", path(&folder)),
+        ("s3://sounds/noise/**/*.wav", path(&folder.join("**/*.wav"))),
+        ("s3://sounds/noise/short.wav", path(&folder.join("short.wav"))),
+        ("s3://sounds/lists/noise.jsonl", path(&on_disk)),
+    ] {
+        for (there, here) in all_steps(url).iter().zip(all_steps(&local)) {
+            let (there, here) = (std::slice::from_ref(there), [here]);
+            assert!(
+                heard(&storage, there) == heard(&disk, &here),
+                "{url}, {}",
+                here[0].name()
+            );
+        }
+    }
+    let digest = |storage: &Storage, path: &str| Sounds::open(storage, path).unwrap().digest(path);
+    let before = digest(&storage, "s3://sounds/noise");
+    assert_eq!(before, digest(&disk, &path(&folder)));
+    fs::write(folder.join("third.wav"), b"RIFF").unwrap();
+    storage.forget_all();
+    assert_ne!(digest(&storage, "s3://sounds/noise"), before);
+    fs::remove_file(folder.join("third.wav")).unwrap();
+    storage.forget_all();
+    assert_eq!(digest(&storage, "s3://sounds/noise"), before);
+    // What cannot be listed or read is an error, not silence.
+    for missing in ["s3://sounds/none", "s3://sounds/none.jsonl", "s3://sounds/none/*.wav"] {
+        let error = Sounds::open(&storage, missing).err().unwrap();
+        assert!(error.contains(missing), "{error}");
+    }
+    let steps = [steps(&serde_json::json!([{"noise": {"path": "s3://sounds/noise/short.wav", "prob": 1}}])).remove(0)];
+    let augmenter = Augmenter::open(&storage, &steps).unwrap();
+    server.fault(FaultRule::always(Fault::Status(403), "/sounds/noise/short.wav"));
+    let error = augmenter.apply(tone(2000), 7, 3, "f").unwrap_err().to_string();
+    assert!(error.contains("s3://sounds/noise/short.wav"), "{error}");
 }

@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => ([127, 0, 0, 1], 9000).into(),
     };
     let server = TestServer::start_at(&root, address)?;
+    server.list_etags();
     let mut out = std::io::stdout();
     writeln!(
         out,

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use s3s::Body;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -131,11 +131,20 @@ impl Rules {
     }
 }
 
+/// ETags for listings, which the library leaves out.
+struct ListedEtags {
+    /// Whether listings have them.
+    on: AtomicBool,
+    /// Answers without a signature.
+    service: S3Service,
+}
+
 /// A running server. It ends when it is dropped.
 pub struct TestServer {
     address: SocketAddr,
     root: PathBuf,
     rules: Arc<Mutex<Rules>>,
+    etags: Arc<ListedEtags>,
     /// For copies of objects.
     cache: tempfile::TempDir,
     /// Ends the server with it.
@@ -160,6 +169,11 @@ impl TestServer {
         let mut builder = S3ServiceBuilder::new(files);
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY_ID, SECRET_ACCESS_KEY));
         let service = builder.build();
+        let files = s3s_fs::FileSystem::new(root).map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let etags = Arc::new(ListedEtags {
+            on: AtomicBool::new(false),
+            service: S3ServiceBuilder::new(files).build(),
+        });
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("s3-server")
@@ -168,11 +182,18 @@ impl TestServer {
         let listener = runtime.block_on(TcpListener::bind(address))?;
         let address = listener.local_addr()?;
         let rules: Arc<Mutex<Rules>> = Arc::default();
-        runtime.spawn(serve(listener, service, Arc::clone(&rules), root.into()));
+        runtime.spawn(serve(
+            listener,
+            service,
+            Arc::clone(&rules),
+            Arc::clone(&etags),
+            root.into(),
+        ));
         Ok(TestServer {
             address,
             root: root.to_path_buf(),
             rules,
+            etags,
             cache: tempfile::tempdir()?,
             _runtime: runtime,
         })
@@ -215,6 +236,11 @@ impl TestServer {
         Storage::with_environment(self.environment())
     }
 
+    /// From now on listings have the ETags of objects, as those of S3. Each is computed from the object's bytes.
+    pub fn list_etags(&self) {
+        self.etags.on.store(true, Ordering::Relaxed);
+    }
+
     /// Adds a fault; the first rule that fits a request counts.
     pub fn fault(&self, rule: FaultRule) {
         self.lock().rules.push((rule, 0));
@@ -241,14 +267,24 @@ impl TestServer {
     }
 }
 
-async fn serve(listener: TcpListener, service: S3Service, rules: Arc<Mutex<Rules>>, root: Arc<Path>) {
+async fn serve(
+    listener: TcpListener,
+    service: S3Service,
+    rules: Arc<Mutex<Rules>>,
+    etags: Arc<ListedEtags>,
+    root: Arc<Path>,
+) {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
         let (service, rules, root) = (service.clone(), Arc::clone(&rules), Arc::clone(&root));
+        let etags = Arc::clone(&etags);
         tokio::spawn(async move {
-            let answer = service_fn(|request| answer(request, service.clone(), Arc::clone(&rules), Arc::clone(&root)));
+            let answer = service_fn(|request| {
+                let (rules, etags, root) = (Arc::clone(&rules), Arc::clone(&etags), Arc::clone(&root));
+                answer(request, service.clone(), rules, etags, root)
+            });
             // A connection that was cut on purpose is an error here.
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
@@ -261,6 +297,7 @@ async fn answer(
     request: Request<Incoming>,
     service: S3Service,
     rules: Arc<Mutex<Rules>>,
+    etags: Arc<ListedEtags>,
     root: Arc<Path>,
 ) -> Result<Response<Body>, io::Error> {
     let path = request
@@ -290,11 +327,16 @@ async fn answer(
     }
     let file = root.join(request.uri().path().trim_matches('/'));
     let is_object = is_read && !is_head && request.uri().query().is_none() && file.is_file();
+    let is_listing = etags.on.load(Ordering::Relaxed) && path.contains("list-type=2");
+    let bucket = request.uri().path().trim_matches('/').to_owned();
     let opened = is_object.then(|| File::open(&file).ok()).flatten();
     let answer = service.call(request.map(Body::from)).await;
     let mut answer = answer.map_err(|error| io::Error::other(format!("{error:?}")))?;
     if let Some(opened) = opened {
         answer = read_in_large_pieces(answer, opened, &file);
+    }
+    if is_listing && answer.status() == StatusCode::OK {
+        answer = with_etags(answer, &bucket, &etags.service).await?;
     }
     if fault == Some(Fault::LoseAnswer) {
         return Err(io::Error::other("cut on purpose"));
@@ -336,6 +378,41 @@ fn read_in_large_pieces(answer: Response<Body>, opened: File, path: &Path) -> Re
         }
         _ => answer,
     }
+}
+
+/// A listing with the ETags of its objects.
+async fn with_etags(answer: Response<Body>, bucket: &str, service: &S3Service) -> Result<Response<Body>, io::Error> {
+    let (mut head, mut body) = answer.into_parts();
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.next().await {
+        bytes.extend_from_slice(&piece.map_err(io::Error::other)?);
+    }
+    let text = String::from_utf8(bytes).map_err(io::Error::other)?;
+    let mut with = String::with_capacity(text.len() * 2);
+    let mut entries = text.split("</Contents>").peekable();
+    while let Some(entry) = entries.next() {
+        with.push_str(entry);
+        if entries.peek().is_none() {
+            break;
+        }
+        let key = entry.rsplit_once("<Key>").and_then(|(_, key)| key.split_once("</Key>"));
+        let key = key.map_or("", |(key, _)| key).replace("&lt;", "<").replace("&gt;", ">");
+        let key = key.replace("&quot;", "\"").replace("&apos;", "'").replace("&amp;", "&");
+        let parts: Vec<String> = key
+            .split('/')
+            .map(|part| utf8_percent_encode(part, NON_ALPHANUMERIC).to_string())
+            .collect();
+        let request = Request::head(format!("http://localhost/{bucket}/{}", parts.join("/")));
+        let request = request.body(Body::empty()).map_err(io::Error::other)?;
+        let found = service.call(request).await;
+        let found = found.map_err(|error| io::Error::other(format!("{error:?}")))?;
+        if let Some(etag) = found.headers().get("etag").and_then(|etag| etag.to_str().ok()) {
+            with.push_str(&format!("<ETag>{}</ETag>", etag.replace('"', "&quot;")));
+        }
+        with.push_str("</Contents>");
+    }
+    head.headers.insert(CONTENT_LENGTH, with.len().into());
+    Ok(Response::from_parts(head, Body::from(with)))
 }
 
 /// Gives a range of a file.

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::time::Duration;
 
 use bytes::Bytes;
-use flow_storage::{Location, ObjectUrl, ObjectVersion, Storage, StorageError, StorageFault};
+use flow_storage::{Entry, Location, ObjectUrl, ObjectVersion, Storage, StorageError, StorageFault};
 use flow_storage_testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
 
 fn url(text: &str) -> ObjectUrl {
@@ -44,7 +44,11 @@ fn prefixes_are_listed_whole_and_by_folder() {
     write(&folder, "shards/ta/0000/क ख+%20.tar", b"tar");
     write(&folder, "shards/readme", b"r");
     write(&folder, "shards-not/x", b"r");
-    let all = storage.list_and_remember(&url("s3://bucket/shards")).unwrap();
+    let all: Vec<Entry> = storage
+        .list_and_remember(&url("s3://bucket/shards"))
+        .unwrap()
+        .iter()
+        .collect();
     assert_eq!(all.len(), 1_052);
     assert!(all.is_sorted_by(|a, b| a.url < b.url));
     let folder_of = storage.list_folder(&url("s3://bucket/shards")).unwrap();
@@ -480,4 +484,28 @@ fn folders_for_a_prefix_are_of_one_service() {
             .unwrap()
     };
     assert!(account("one") == account("one") && account("one") != account("two"));
+}
+
+#[test]
+fn listings_have_the_etags_of_objects_where_the_server_gives_them() {
+    let (folder, server) = server();
+    write(&folder, "in a/ख & b.wav", b"one");
+    let storage = server.storage();
+    storage.put(&url("s3://bucket/in a/put"), b"put".to_vec()).unwrap();
+    let etags = |storage: &Storage| -> Vec<Option<String>> {
+        let listed = storage.list_and_remember(&url("s3://bucket/in a")).unwrap();
+        listed.iter().map(|entry| entry.stat.etag).collect()
+    };
+    assert_eq!(etags(&storage), [None, None]);
+    server.list_etags();
+    storage.forget_all();
+    let listed = etags(&storage);
+    let asked = |key: &str| storage.stat(&url(&format!("s3://bucket/in a/{key}"))).unwrap().etag;
+    assert_eq!(listed, [asked("put"), asked("ख & b.wav")]);
+    assert!(listed.iter().all(Option::is_some));
+    // Another object of the same size.
+    write(&folder, "in a/ख & b.wav", b"two");
+    storage.forget_all();
+    let changed = etags(&storage);
+    assert!(changed[0] == listed[0] && changed[1] != listed[1]);
 }
