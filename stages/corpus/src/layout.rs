@@ -22,7 +22,7 @@ pub enum Layout {
     HuggingFaceParquet,
     /// Hugging Face: a folder that `save_to_disk` wrote, or Arrow files of its cache.
     HuggingFaceArrow,
-    /// Hugging Face's AudioFolder: recordings and `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`.
+    /// Hugging Face's AudioFolder: recordings and `metadata.csv`, `.tsv`, `.jsonl` or `.parquet`, in a folder or in `.zip` archives.
     AudioFolder,
     /// Common Voice: `clips` beside `validated.tsv`, `train.tsv` and others.
     CommonVoice,

@@ -193,7 +193,11 @@ fn usual_augmentation(folder: &Path) -> Augmenter {
         {"reverb_rir": {"path": folder.join("rooms"), "prob": 0.3}},
         {"gain": {"prob": 0.5}},
     ]);
-    Augmenter::open(&Storage::default(), &serde_json::from_value::<Vec<_>>(steps).expect("steps")).expect("recordings")
+    Augmenter::open(
+        &Storage::default(),
+        &serde_json::from_value::<Vec<_>>(steps).expect("steps"),
+    )
+    .expect("recordings")
 }
 
 fn length_of(bytes: &[u8]) -> f64 {

@@ -147,7 +147,11 @@ pub fn open(
         .map(|archive| archive.rows.told())
         .find(|told| !told.is_empty());
     let of_rows = of_rows.map_or_else(String::new, |told| format!("; {told}"));
-    let told = format!("AudioFolder in {} archives (.zip){told}{of_rows}", archives.len());
+    let of_archives = match paths.as_slice() {
+        [one] => shown(one),
+        several => format!("{} archives (.zip)", several.len()),
+    };
+    let told = format!("AudioFolder in {of_archives}{told}{of_rows}");
     LaidOut::of(Archives { archives, told }, root, settings)
 }
 

@@ -46,7 +46,7 @@ impl BidirectionalLstm {
     /// computed alone or with others: the order of each sum is fixed.
     ///
     /// # Errors
-    /// If the values are not whole steps.
+    /// If the length of `x` is no multiple of a step.
     pub fn apply(&self, x: &[f32], batch: usize) -> Result<Vec<f32>> {
         let [forward, backward] = &self.0;
         let step = batch * forward.inputs;
