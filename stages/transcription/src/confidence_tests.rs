@@ -199,7 +199,7 @@ fn what_does_not_fit_is_an_error() {
     }
     let said = "entropy".parse::<Measure>().unwrap_err().to_string();
     assert!(
-        said.starts_with("setting `confidence_measure`: `entropy` is none of max_prob, "),
+        said.starts_with("confidence_measure: `entropy` is none of max_prob, "),
         "{said}"
     );
     assert!("median".parse::<Aggregation>().is_err());

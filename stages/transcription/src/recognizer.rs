@@ -26,6 +26,7 @@ use flow_kernels::is_gpu;
 use flow_kernels::threads::install;
 use flow_model::Precision;
 use flow_model::checkpoint::OpenModel;
+use flow_model::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 use flow_model::decoding::{DecodingOptions, DecodingSettings, Hypothesis, TokenObserver};
 use flow_model::encoder::cached::ChunkPlan;
 use flow_model::heads::HeadKind;
@@ -53,7 +54,6 @@ use crate::tokens::{Token, TokenScore, tokens_of_word};
 use crate::window_groups::{GROUP_SAMPLES, group_by_group};
 use crate::windows::join_words_of_turns;
 use crate::{Result, Segment, TranscriptionError, Word};
-use flow_model::confidence::{Aggregation, ConfidenceMethod, word_confidences};
 
 /// The method of voice activity detection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

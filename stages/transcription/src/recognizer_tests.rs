@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use flow_model::confidence::word_tokens;
 use flow_storage::Storage;
 use serde_json::Value;
 
@@ -7,7 +8,6 @@ use super::*;
 use crate::long_audio::WindowMethod;
 use crate::test_data;
 use crate::tokens::Token;
-use flow_model::confidence::word_tokens;
 
 pub(super) fn recognizer() -> Recognizer {
     recognizer_in(Precision::F32)

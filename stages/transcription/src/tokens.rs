@@ -1,9 +1,9 @@
 //! The tokens that words are made of, with their probabilities.
 
+use flow_model::confidence::{ConfidenceMethod, log_softmax};
 use flow_model::tokenizer::Tokenizer;
 
 use crate::{Result, TranscriptionError};
-use flow_model::confidence::{ConfidenceMethod, log_softmax};
 
 /// What OpenAI's API gives for tokens that are as good as impossible. Outputs of damaged weights, which are not numbers, have
 /// it, too.
