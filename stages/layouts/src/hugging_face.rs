@@ -30,7 +30,7 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 use serde_json::{Map, Value};
 
 use columns::{Columns, float, is_audio, recording};
-pub use hub::open_dataset;
+pub use hub::{Others, open_dataset};
 
 use super::at_once::threads_for;
 use super::folder_entries::{Entries, MOST_FOLDERS, entries_of, read_entries};
