@@ -51,9 +51,12 @@ struct Found {
     split: String,
 }
 
+/// Opens a manifest, with a folder for temporary files. Lines about progress are passed on; false cancels it.
+type Open = fn(&Storage, &ReadSettings, &Path, &mut dyn FnMut(&str) -> bool) -> Result<Manifest, ManifestError>;
+
 /// How other layouts than Parquet are opened.
 pub struct Others {
-    pub open: fn(&Storage, &ReadSettings, &Path, &mut dyn FnMut(&str) -> bool) -> Result<Manifest, ManifestError>,
+    pub open: Open,
     /// Whether one is at a place.
     pub is_recognised: fn(&Storage, &Path) -> Result<bool, ManifestError>,
 }

@@ -313,7 +313,7 @@ fn other_layouts_of_a_repository_are_read_where_they_are_as_on_disk() {
             Some(SECRET),
             "no file or folder `none`",
         ),
-        ("hf://datasets/o/n", Layout::Auto, None, "accepted its conditions"),
+        ("hf://datasets/o/n", Layout::Auto, None, "is gated: it needs a login"),
     ] {
         let error = open(&storage, &hub(token), name, layout).err().unwrap();
         assert!(error.contains(said) && !error.contains(SECRET), "{error}");
