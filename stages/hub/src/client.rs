@@ -18,6 +18,9 @@ const REDIRECTIONS: usize = 8;
 const LONGEST_LIST: u64 = 16 << 20;
 /// The most files of a repository. Those of large models have hundreds, datasets some thousands.
 pub(crate) const MOST_FILES: usize = 100_000;
+/// The most files of a repository whose files are read where they are, and the most pages of their list.
+const MOST_IN_TREE: usize = 2_000_000;
+const MOST_PAGES: usize = 20_000;
 /// Bytes a second of the slowest upload that is not given up.
 const SLOWEST: u64 = 20_000;
 
@@ -70,6 +73,17 @@ pub(crate) enum EtagDigest {
     GitBlob,
 }
 
+/// A file of a repository, as the hub's list has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeFile {
+    /// Within the repository.
+    pub path: String,
+    /// In bytes.
+    pub size: u64,
+    /// With which the hub gives the file: the SHA-256 of a large one, the SHA-1 that git gives to others.
+    pub etag: String,
+}
+
 /// What a request asks for, of those that change a repository and those that prepare it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
@@ -113,6 +127,25 @@ struct Listing {
 #[derive(Deserialize)]
 struct Sibling {
     rfilename: String,
+}
+
+/// A file or folder in the list of a repository.
+#[derive(Deserialize)]
+struct TreeItem {
+    r#type: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    #[serde(default)]
+    oid: String,
+    lfs: Option<LargeFile>,
+}
+
+/// What a pointer of git LFS leads to.
+#[derive(Deserialize)]
+struct LargeFile {
+    oid: String,
+    size: u64,
 }
 
 impl HttpClient {
@@ -179,6 +212,56 @@ impl HttpClient {
         files.sort();
         files.dedup();
         Ok(RemoteRevision { commit, files })
+    }
+
+    /// All files of a repository at a commit, in pages. Those whose path leads outside are left out.
+    pub fn tree(&self, reference: &HubReference, commit: &str) -> Result<Vec<TreeFile>, RequestError> {
+        let repository = reference.repository();
+        let kind = reference.kind.plural();
+        let mut address = format!("{}/api/{kind}/{repository}/tree/{commit}?recursive=true", self.endpoint);
+        let mut files = Vec::new();
+        for _ in 0..MOST_PAGES {
+            let strange = |what: String| {
+                RequestError::new(
+                    format!("{address} does not answer as the hub does: {what}"),
+                    "check HF_ENDPOINT, and whether there is a proxy",
+                )
+            };
+            let mut response = self.get(&address, reference, None)?;
+            let next = text(response.headers(), "link").and_then(next_page);
+            let body = response.body_mut().with_config().limit(LONGEST_LIST).read_to_vec();
+            let body = body.map_err(|error| match error {
+                ureq::Error::BodyExceedsLimit(_) => strange(format!("a page has more than {LONGEST_LIST} bytes")),
+                error => self.transport_error(&address, &error),
+            })?;
+            let items: Vec<TreeItem> = serde_json::from_slice(&body).map_err(|error| strange(error.to_string()))?;
+            for item in items {
+                if item.r#type != "file" || !is_inside(&item.path) {
+                    continue;
+                }
+                let (etag, size) = match item.lfs {
+                    Some(lfs) => (lfs.oid, lfs.size),
+                    None => (item.oid, item.size),
+                };
+                if !plain_name(&etag) {
+                    return Err(strange(format!("{} has no digest", item.path)));
+                }
+                let path = item.path;
+                files.push(TreeFile { path, size, etag });
+            }
+            if files.len() > MOST_IN_TREE {
+                return Err(strange(format!("it lists more than {MOST_IN_TREE} files")));
+            }
+            let Some(next) = next else { return Ok(files) };
+            if origin(&next) != origin(&self.endpoint) {
+                return Err(strange(format!("its next page is at {}", origin(&next))));
+            }
+            address = next;
+        }
+        Err(RequestError::new(
+            format!("{repository} has a list of more than {MOST_PAGES} pages"),
+            "check HF_ENDPOINT, and whether there is a proxy",
+        ))
     }
 
     /// Size, checksum and URL of a file, by a HEAD request.
@@ -472,6 +555,14 @@ pub(crate) fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
 /// The address of a file at a commit.
 pub(crate) fn address_of(endpoint: &str, reference: &HubReference, commit: &str, file: &str) -> String {
     format!("{endpoint}/{}/resolve/{commit}/{}", reference.path(), encoded(file))
+}
+
+/// The address of the next page in a header `link`: `<https://...>; rel="next"`.
+fn next_page(links: &str) -> Option<String> {
+    links.split(',').find_map(|link| {
+        let (address, rest) = link.trim().strip_prefix('<')?.split_once('>')?;
+        rest.contains("rel=\"next\"").then(|| address.to_owned())
+    })
 }
 
 /// A path, percent-encoded.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::cache::Cache;
-use crate::client::{HttpClient, address_of};
+use crate::client::{HttpClient, TreeFile, address_of};
 use crate::download::download_file;
 use crate::error::HubError;
 use crate::hub::{Hub, Progress};
@@ -95,6 +95,38 @@ impl Hub {
         Ok(Some(paths))
     }
 
+    /// The address of the folder of a dataset at its commit, below which its files have addresses, and all of them with sizes and ETags.
+    /// Nothing is downloaded. None: `progress` cancelled it.
+    ///
+    /// # Errors
+    /// Where the hub does not list them, or must not be asked (`HF_HUB_OFFLINE`).
+    pub fn tree(
+        &self,
+        dataset: &DatasetFiles,
+        progress: Progress<'_>,
+    ) -> Result<Option<(String, Vec<TreeFile>)>, HubError> {
+        let (reference, commit) = (&dataset.reference, &dataset.commit);
+        if self.offline {
+            return Err(self.offline_in_parts(reference));
+        }
+        if !progress(&format!(
+            "asking {} for the sizes of the files of {reference}",
+            self.endpoint
+        )) {
+            return Ok(None);
+        }
+        let files = HttpClient::new(self).tree(reference, commit)?;
+        let folder = address_of(&self.endpoint, reference, commit, "");
+        Ok(Some((folder.trim_end_matches('/').to_owned(), files)))
+    }
+
+    fn offline_in_parts(&self, reference: &HubReference) -> HubError {
+        HubError::unavailable(
+            format!("{reference} cannot be read in parts: HF_HUB_OFFLINE is set"),
+            "unset it, or leave `fetch: ranges` out where the files are in the cache",
+        )
+    }
+
     /// The addresses of some files of a dataset at its commit, which never change. Whether the hub gives them is asked of the first one
     /// alone. Nothing is downloaded.
     ///
@@ -103,10 +135,7 @@ impl Hub {
     pub fn addresses(&self, dataset: &DatasetFiles, files: &[&str]) -> Result<Vec<String>, HubError> {
         let (reference, commit) = (&dataset.reference, &dataset.commit);
         if self.offline {
-            return Err(HubError::unavailable(
-                format!("{reference} cannot be read in parts: HF_HUB_OFFLINE is set"),
-                "unset it, or leave `fetch: ranges` out where the files are in the cache",
-            ));
+            return Err(self.offline_in_parts(reference));
         }
         if let Some(first) = files.first() {
             HttpClient::new(self).describe(reference, commit, first)?;

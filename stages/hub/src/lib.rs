@@ -14,6 +14,7 @@ mod selection;
 #[cfg(test)]
 mod tests;
 
+pub use client::TreeFile;
 pub use dataset::DatasetFiles;
 pub use error::HubError;
 pub use flow_storage::HubToken;

@@ -11,6 +11,6 @@ mod listing;
 mod parquet_files;
 
 pub use arrow_files::{detect_arrow, open_arrow};
-pub use hub::open_dataset;
+pub use hub::{Others, open_dataset};
 pub use listing::{chosen_files, first_listed, listed};
 pub use parquet_files::{detect_parquet, has_recordings, open_named, open_parquet};

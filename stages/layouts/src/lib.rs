@@ -40,6 +40,7 @@ pub use manifest_line::line_of;
 
 use std::path::Path;
 
+use flow_corpus::folder::table_of;
 use flow_corpus::tree::answered;
 use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
@@ -199,6 +200,24 @@ fn refuse_settings(layout: Layout, name: &str, root: &Path, settings: &ReadSetti
     Ok(())
 }
 
+/// The layouts that fit what is at `root`, each with what tells it.
+fn detected(storage: &Storage, root: &Path) -> Result<Vec<(&'static Known, String)>, ManifestError> {
+    let detect = || {
+        let detected = KNOWN.iter().map(|known| Some((known, (known.detect)(storage, root)?)));
+        detected.flatten().collect()
+    };
+    answered(|| remembering_folders(detect))
+}
+
+/// Whether a layout of the list fits what is at `root`, or it is a folder with a table of its recordings.
+///
+/// # Errors
+/// Where storage does not say it.
+fn is_recognised(storage: &Storage, root: &Path) -> Result<bool, ManifestError> {
+    let has_table = || answered(|| table_of(storage, root).map(|table| table.is_some()))?;
+    Ok(!detected(storage, root)?.is_empty() || has_table()?)
+}
+
 /// Opens what is at `root`, where a layout of the list fits; none where none does.
 ///
 /// # Errors
@@ -218,12 +237,7 @@ fn open(
             .map(|known| known.open(storage, root, settings, scratch))
             .transpose();
     }
-    let detect = || {
-        let detected = KNOWN.iter().map(|known| Some((known, (known.detect)(storage, root)?)));
-        detected.flatten().collect::<Vec<(&Known, String)>>()
-    };
-    let found = answered(|| remembering_folders(detect))?;
-    match found.as_slice() {
+    match detected(storage, root)?.as_slice() {
         [] => Ok(None),
         [(known, _)] => known.open(storage, root, settings, scratch).map(Some),
         several => {

@@ -43,7 +43,11 @@ pub fn open(
 ) -> Result<Manifest, ManifestError> {
     let wrong = |why: String| ManifestError::manifest(&settings.manifest, why);
     if let Some(dataset) = dataset(settings).map_err(wrong)? {
-        return hugging_face::open_dataset(storage, &dataset, settings, progress);
+        let others = hugging_face::Others {
+            open,
+            is_recognised: crate::is_recognised,
+        };
+        return hugging_face::open_dataset(storage, &dataset, settings, scratch, &others, progress);
     }
     if settings.fetch != Fetch::Files {
         return Err(wrong(

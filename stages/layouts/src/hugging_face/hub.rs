@@ -29,6 +29,8 @@ const LONGEST_README: u64 = 8 << 20;
 const LONGEST_PATTERN: usize = 1_000;
 /// Patterns times files that are compared.
 const MOST_COMPARISONS: usize = 20_000_000;
+/// Configurations that an error lists.
+const MOST_SHOWN: usize = 20;
 /// Of a configuration without a name.
 const DEFAULT: &str = "default";
 
@@ -50,6 +52,16 @@ struct Found {
     split: String,
 }
 
+/// Opens a manifest, with a folder for temporary files. Lines about progress are passed on; false cancels it.
+type Open = fn(&Storage, &ReadSettings, &Path, &mut dyn FnMut(&str) -> bool) -> Result<Manifest, ManifestError>;
+
+/// How other layouts than Parquet are opened.
+pub struct Others {
+    pub open: Open,
+    /// Whether one is at a place.
+    pub is_recognised: fn(&Storage, &Path) -> Result<bool, ManifestError>,
+}
+
 /// Opens a dataset of the hub. Its files are downloaded into the hub's cache if they are not there, or read where they are
 /// (`fetch`). `progress` receives lines about that, and cancels it by false.
 ///
@@ -59,10 +71,12 @@ pub fn open_dataset(
     storage: &Storage,
     reference: &DatasetReference,
     settings: &ReadSettings,
+    scratch: &Path,
+    others: &Others,
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Manifest, ManifestError> {
     let hub = Hub::from_environment().map_err(|error| of_hub(reference, error))?;
-    open_from(storage, &hub, reference, settings, progress)
+    open_from(storage, &hub, reference, settings, (scratch, others), progress)
 }
 
 fn open_from(
@@ -70,6 +84,7 @@ fn open_from(
     hub: &Hub,
     reference: &DatasetReference,
     settings: &ReadSettings,
+    (scratch, others): (&Path, &Others),
     progress: &mut dyn FnMut(&str) -> bool,
 ) -> Result<Manifest, ManifestError> {
     let name = reference.to_string();
@@ -77,6 +92,34 @@ fn open_from(
     refuse_settings(root, reference, settings)?;
     let listed = listed(hub, reference, &reference.repository, progress)?;
     let has_data = listed.files.iter().any(|file| is_data(file));
+    let is_parquet = matches!(settings.layout, Layout::Auto | Layout::HuggingFaceParquet)
+        && matches!(settings.format, Format::Auto | Format::Parquet);
+    let names_file = reference
+        .config
+        .as_ref()
+        .is_some_and(|name| listed.files.contains(name));
+    if !is_parquet || names_file {
+        let place = place_in_tree(storage, hub, reference, &listed, progress)?;
+        let place = place.ok_or_else(|| {
+            let config = reference.config.as_deref().unwrap_or_default();
+            ManifestError::manifest(root, format!("it has no file or folder `{config}`"))
+        })?;
+        let settings = settings_in_tree(reference, &place, &listed, settings, progress);
+        return (others.open)(storage, &settings, scratch, progress);
+    }
+    if !has_data && settings.layout == Layout::Auto && !hub.offline && may_be_layout(&listed.files) {
+        // Without its own list of files, converted ones may be in the cache.
+        let place = place_in_tree(storage, hub, reference, &listed, progress).unwrap_or_else(|error| {
+            progress(&error.to_string());
+            None
+        });
+        if let Some(place) = place
+            && (others.is_recognised)(storage, &place)?
+        {
+            let settings = settings_in_tree(reference, &place, &listed, settings, progress);
+            return (others.open)(storage, &settings, scratch, progress);
+        }
+    }
     let (taken, configs) = if has_data || reference.repository.revision != "main" {
         let configs = configs(storage, hub, reference, &listed, progress)?;
         (listed, configs)
@@ -85,9 +128,9 @@ fn open_from(
             revision: CONVERTED.into(),
             ..reference.repository.clone()
         };
-        let others = others(&listed.files);
+        let found = endings(&listed.files);
         let converted = self::listed(hub, reference, &converted, progress).map_err(|error| {
-            let why = format!("it has no Parquet files ({others}), nor converted ones: {error}");
+            let why = format!("it has no Parquet files ({found}), nor converted ones: {error}");
             ManifestError::manifest(root, why)
         })?;
         (converted, Vec::new())
@@ -96,7 +139,7 @@ fn open_from(
     if files.is_empty() {
         return Err(ManifestError::manifest(
             root,
-            format!("it has no Parquet files ({})", others(&taken.files)),
+            format!("it has no Parquet files ({})", endings(&taken.files)),
         ));
     }
     let wanted = reference.split.as_deref().unwrap_or(&settings.split);
@@ -124,6 +167,66 @@ fn open_from(
     }
     let files = paths.into_iter().zip(files).map(|(path, file)| (path, file.split));
     open_parquet_files(storage, root, files.collect(), told, settings)
+}
+
+/// Endings of files by which other layouts than Parquet are known.
+const OF_LAYOUTS: [&str; 10] = ["tar", "csv", "tsv", "jsonl", "json", "gz", "arrow", "txt", "scp", "srt"];
+
+/// Whether files may be of another layout than Parquet: what is not is not asked for.
+fn may_be_layout(files: &[String]) -> bool {
+    files.iter().any(|file| {
+        let ending = Path::new(file).extension().and_then(|ending| ending.to_str());
+        ending.is_some_and(|ending| OF_LAYOUTS.contains(&ending))
+    })
+}
+
+/// The URL of a dataset at its commit, or of the folder or file of it that the reference names. Storage knows all that is below it from
+/// now on, as if it were a bucket. None: there is no such folder or file.
+fn place_in_tree(
+    storage: &Storage,
+    hub: &Hub,
+    reference: &DatasetReference,
+    dataset: &DatasetFiles,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> Result<Option<PathBuf>, ManifestError> {
+    let root = reference.to_string();
+    let wrong = |why: String| ManifestError::manifest(Path::new(&root), why);
+    let tree = hub.tree(dataset, progress);
+    let tree = tree.map_err(|error| of_hub(reference, error))?;
+    let (address, files) = tree.ok_or_else(|| stopped(reference))?;
+    let url = match Location::parse(&address) {
+        Ok(Location::Object(url)) => url,
+        Ok(Location::Local(_)) => return Err(wrong(format!("{address} is not an address"))),
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let objects = files.into_iter().map(|file| (file.path, file.size, file.etag));
+    storage
+        .remember_all(&url, objects)
+        .map_err(|error| wrong(error.to_string()))?;
+    let place = match &reference.config {
+        None => PathBuf::from(url.to_string()),
+        Some(config) => Path::new(&url.to_string()).join(config),
+    };
+    let is_there = tree::is_file(storage, &place) || tree::is_folder(storage, &place);
+    Ok(is_there.then_some(place))
+}
+
+/// With which a place of a dataset is opened as one in a bucket is.
+fn settings_in_tree(
+    reference: &DatasetReference,
+    place: &Path,
+    dataset: &DatasetFiles,
+    settings: &ReadSettings,
+    progress: &mut dyn FnMut(&str) -> bool,
+) -> ReadSettings {
+    let commit = dataset.commit.get(..12).unwrap_or(&dataset.commit);
+    progress(&format!("reading {reference} where it is, at commit {commit}"));
+    ReadSettings {
+        manifest: place.to_string_lossy().into_owned(),
+        split: reference.split.clone().unwrap_or_else(|| settings.split.clone()),
+        fetch: Fetch::Files,
+        ..settings.clone()
+    }
 }
 
 /// The configurations that the README.md of a dataset declares; none where it has none.
@@ -199,11 +302,7 @@ pub(super) fn declared_in_folder(
 
 /// Refuses settings that contradict a dataset of the hub.
 fn refuse_settings(root: &Path, reference: &DatasetReference, settings: &ReadSettings) -> Result<(), ManifestError> {
-    let why = if !matches!(settings.layout, Layout::Auto | Layout::HuggingFaceParquet) {
-        "a dataset of the hub is read as `layout: hugging_face_parquet`; leave `layout` out"
-    } else if !matches!(settings.format, Format::Auto | Format::Parquet) {
-        "`format` is of single manifests; leave it out for a dataset of the hub"
-    } else if !settings.tars.is_empty() {
+    let why = if !settings.tars.is_empty() {
         "`tars` belongs to manifests of JSON lines"
     } else if reference.split.is_some() && !settings.split.is_empty() {
         "both the reference and the setting `split` name a split"
@@ -268,7 +367,7 @@ fn stopped(reference: &DatasetReference) -> ManifestError {
 }
 
 /// What a repository has in place of Parquet files, for a message.
-fn others(files: &[String]) -> String {
+fn endings(files: &[String]) -> String {
     let mut endings: Vec<&str> = files
         .iter()
         .filter_map(|file| Path::new(file).extension()?.to_str())
@@ -540,7 +639,7 @@ fn one_of(names: &[(&str, bool)], wanted: Option<&str>, root: &Path) -> Result<u
         None => place(&|(_, is_default)| *is_default).or_else(|| place(&|(name, _)| *name == DEFAULT)),
     };
     found.ok_or_else(|| {
-        let all: Vec<&str> = names.iter().take(40).map(|(name, _)| *name).collect();
+        let all: Vec<&str> = names.iter().take(MOST_SHOWN).map(|(name, _)| *name).collect();
         let rest = names.len() - all.len();
         let rest = if rest > 0 {
             format!(" and {rest} more")
@@ -560,6 +659,10 @@ fn one_of(names: &[(&str, bool)], wanted: Option<&str>, root: &Path) -> Result<u
         )
     })
 }
+
+#[cfg(test)]
+#[path = "hub_tree_tests.rs"]
+mod tree_tests;
 
 #[cfg(test)]
 mod tests {
@@ -699,7 +802,18 @@ configs:
         );
         let open = |text: &str, settings: &ReadSettings| {
             let reference = DatasetReference::parse(text).unwrap().unwrap();
-            let opened = open_from(&Storage::default(), &hub, &reference, settings, &mut |_| true);
+            let others = Others {
+                open: |_, _, _, _| unreachable!(),
+                is_recognised: |_, _| unreachable!(),
+            };
+            let opened = open_from(
+                &Storage::default(),
+                &hub,
+                &reference,
+                settings,
+                (folder.path(), &others),
+                &mut |_| true,
+            );
             opened.map_err(|error| error.to_string())
         };
         let plain = ReadSettings::default();
@@ -717,6 +831,13 @@ configs:
         );
         let error = open("hf://datasets/o/n", &plain).err().unwrap();
         assert!(error.contains("bn, hi"), "{error}");
+        let many: Vec<String> = (0..30).map(|n| format!("c{n:02}/train/0000.parquet")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let error = read(&many, "a: 1", None).unwrap_err();
+        assert!(
+            error.contains("c18, c19 and 10 more") && !error.contains("c20"),
+            "{error}"
+        );
         let error = open("hf://datasets/o/n/hi:dev", &plain).err().unwrap();
         assert!(
             error.contains("no split \"dev\"") && error.contains("test, train"),
