@@ -409,7 +409,7 @@ mod tests {
             stat(
                 n as u64 * n as u64 * 9_999_999_999,
                 etags[n % etags.len()],
-                (n % 5 == 0).then_some("v"),
+                n.is_multiple_of(5).then_some("v"),
             )
         };
         let mut builder = ListingBuilder::default();

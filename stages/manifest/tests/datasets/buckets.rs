@@ -8,7 +8,7 @@ use flow_runtime::harness::Output;
 use flow_storage::Storage;
 use flow_storage_testing::TestServer;
 
-use super::data::{layout, read, read_from, rows_in, write_as, write_to};
+use super::data::{Row, layout, read, read_from, rows_in, write_as, write_to};
 
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
@@ -22,10 +22,7 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 /// Rows with their samples, or the message of the stage.
-fn shown(
-    storage: &Storage,
-    read: Result<Output, StageError>,
-) -> Result<Vec<(String, String, String, Vec<f32>)>, String> {
+fn shown(storage: &Storage, read: Result<Output, StageError>) -> Result<Vec<Row>, String> {
     match read {
         Ok(output) => Ok(rows_in(storage, &output)),
         Err(error) => Err(format!("{error:?}")),

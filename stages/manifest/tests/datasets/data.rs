@@ -86,13 +86,16 @@ pub fn write_to(
     harness.run().map(|_| ())
 }
 
-/// Text, language, name and samples of each row.
-pub fn rows_of(output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
+/// Text, language, name and samples of a row.
+pub type Row = (String, String, String, Vec<f32>);
+
+/// What each row has.
+pub fn rows_of(output: &Output) -> Vec<Row> {
     rows_in(&Storage::default(), output)
 }
 
 /// As [`rows_of`], of recordings that may be in object storage.
-pub fn rows_in(storage: &Storage, output: &Output) -> Vec<(String, String, String, Vec<f32>)> {
+pub fn rows_in(storage: &Storage, output: &Output) -> Vec<Row> {
     let rows = output.all_rows("rows");
     let text = |name: &str, row: usize| columns::text(&rows, name).unwrap().value(row).to_owned();
     let number = |name: &str, row: usize| {
