@@ -123,16 +123,13 @@ fn corrections_of_nothing_are_an_error() {
 fn rows_get_the_last_text_and_keep_their_tag() {
     let given = corrections(&GIVEN);
     let run = |column: &str| {
-        Harness::<Correct>::new(CorrectSettings {
-            column: column.into(),
-            ..CorrectSettings::default()
-        })
-        .input("rows", rows(&TRAIN).schema())
-        .input("corrections", given.schema())
-        .feed("rows", "x", rows(&TRAIN))
-        .feed("rows", "y", rows(&VAL))
-        .feed("corrections", ALL, given.clone())
-        .run()
+        Harness::<Correct>::new(CorrectSettings { column: column.into() })
+            .input("rows", rows(&TRAIN).schema())
+            .input("corrections", given.schema())
+            .feed("rows", "x", rows(&TRAIN))
+            .feed("rows", "y", rows(&VAL))
+            .feed("corrections", ALL, given.clone())
+            .run()
     };
     let output = run("text").unwrap();
     let corrected = output.all_rows("rows");

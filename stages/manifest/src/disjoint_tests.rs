@@ -38,10 +38,7 @@ fn batch(rows: &[Row<'_>]) -> RecordBatch {
 }
 
 fn run(val: &[Row<'_>], train: &[Row<'_>], allow_overlap: bool) -> Result<Output, StageError> {
-    let settings = DisjointSettings {
-        allow_overlap,
-        ..DisjointSettings::default()
-    };
+    let settings = DisjointSettings { allow_overlap };
     let half = val.len() / 2;
     Harness::<Disjoint>::new(settings)
         .input("val", schema())
