@@ -27,7 +27,7 @@ pub struct Word {
     pub start: f64,
     #[serde(serialize_with = "number")]
     pub end: f64,
-    /// Confidence: 1 is certain, about 0 is a guess among all tokens ([`crate::confidence`]).
+    /// Confidence: 1 is certain, about 0 is a guess among all tokens ([`flow_model::confidence`]).
     #[serde(default, serialize_with = "optional_number")]
     pub confidence: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
