@@ -49,7 +49,7 @@ pub fn times(storage: &Storage, arguments: &EvaluateTimesArguments, out: &mut dy
         let mut here = TimeDifferences::default();
         here.add(reference, hypothesis);
         recordings.push(TimesRow::new(recording, &here));
-        all.add(reference, hypothesis);
+        all.extend(here);
     }
     let Some([beginnings, ends]) = all.spreads() else {
         return Err(Failure::usage(

@@ -41,6 +41,15 @@ impl TimeDifferences {
         }
     }
 
+    /// Adds those of other recordings.
+    pub fn extend(&mut self, others: TimeDifferences) {
+        self.words += others.words;
+        self.not_said += others.not_said;
+        for (all, other) in self.seconds.iter_mut().zip(others.seconds) {
+            all.extend(other);
+        }
+    }
+
     /// Words that are in both, with times.
     pub fn compared(&self) -> usize {
         self.seconds[0].len()
