@@ -2,76 +2,121 @@
 
 use std::cell::RefCell;
 
-use realfft::RealFftPlanner;
-use realfft::num_complex::Complex;
+use rustfft::FftPlanner;
+use rustfft::num_complex::Complex;
 
-use super::levels::{peak, power};
+use super::levels::{peak, power, scale};
 
 /// Transforms of more samples, unless the response needs them, leave the cache.
 const LARGEST: usize = 1 << 15;
 
+/// Samples of a signal for which a thread keeps memory: a minute of 16 kHz.
+const KEPT: usize = 1 << 20;
+
 thread_local! {
-    static PLANNER: RefCell<RealFftPlanner<f32>> = RefCell::new(RealFftPlanner::new());
+    static CONVOLVER: RefCell<Convolver> = RefCell::new(Convolver::default());
 }
 
-/// The first `skipped..skipped + length` samples of the full convolution of a signal and an impulse response, by overlap-save:
-/// blocks of the signal are transformed together with the samples before them that the response still reaches. Computed in f32;
-/// the error is some 130 dB below the loudest parts of a block.
-pub fn convolve(signal: &[f32], response: &[f32], skipped: usize, length: usize) -> Vec<f32> {
-    let mut out = vec![0.0; length];
-    if signal.is_empty() || response.is_empty() {
-        return out;
-    }
-    let before = response.len() - 1;
-    let size = transform_size(response.len(), length);
-    let (forward, inverse) = PLANNER.with_borrow_mut(|planner| {
-        // Plans for each power of two stay.
-        (planner.plan_fft_forward(size), planner.plan_fft_inverse(size))
-    });
-    let mut samples = vec![0.0; size];
-    let mut scratch = vec![Complex::default(); forward.get_scratch_len().max(inverse.get_scratch_len())];
-    let mut of_response = vec![Complex::default(); size / 2 + 1];
-    let mut spectrum = of_response.clone();
-    // The size is a power of two, so that this rounds nothing.
-    for (to, from) in samples.iter_mut().zip(response) {
-        *to = from / size as f32;
-    }
-    // Transforms fail for slices of other lengths alone.
-    let _ = forward.process_with_scratch(&mut samples, &mut of_response, &mut scratch);
-    for (number, out) in out.chunks_mut(size - before).enumerate() {
-        // In the full convolution.
-        let first = skipped + number * (size - before);
-        let silent = before.saturating_sub(first);
-        let heard = signal
-            .get((first + silent).saturating_sub(before)..)
-            .unwrap_or_default();
-        let heard = &heard[..heard.len().min(size - silent)];
-        samples[..silent].fill(0.0);
-        samples[silent..silent + heard.len()].copy_from_slice(heard);
-        samples[silent + heard.len()..].fill(0.0);
-        let _ = forward.process_with_scratch(&mut samples, &mut spectrum, &mut scratch);
-        for (x, h) in spectrum.iter_mut().zip(&of_response) {
-            *x *= h;
+/// What the convolutions of one thread share: plans of transforms by size, and buffers. Fresh memory for each signal would cost a
+/// third of the time.
+struct Convolver {
+    planner: FftPlanner<f32>,
+    /// The signal between zeros: it begins at place `response.len() - 1 - skipped`.
+    input: Vec<f32>,
+    /// The transform of the response, over the size.
+    response: Vec<Complex<f32>>,
+    samples: Vec<Complex<f32>>,
+    scratch: Vec<Complex<f32>>,
+}
+
+impl Default for Convolver {
+    fn default() -> Self {
+        Convolver {
+            planner: FftPlanner::new(),
+            input: Vec::new(),
+            response: Vec::new(),
+            samples: Vec::new(),
+            scratch: Vec::new(),
         }
-        // Of a real signal these are real; rounding may leave a rest.
-        spectrum[0].im = 0.0;
-        spectrum[size / 2].im = 0.0;
-        let _ = inverse.process_with_scratch(&mut spectrum, &mut samples, &mut scratch);
-        out.copy_from_slice(&samples[before..before + out.len()]);
     }
-    out
 }
 
-/// The power of two at which transforms of all blocks and of the response need the fewest operations.
+/// Replaces a signal by `skipped..skipped + signal.len()` of its full convolution with an impulse response, by overlap-save: blocks
+/// of the signal are transformed together with the samples before them that the response still reaches. Two blocks are the real
+/// and the imaginary part of one complex transform: the response is real, so they stay apart. Computed in f32; the error is some
+/// 130 dB below the loudest parts of both blocks.
+///
+/// A signal that would become silent stays as it is; returns whether it was replaced. `skipped` is less than the length of the
+/// response.
+pub fn convolve(signal: &mut [f32], response: &[f32], skipped: usize) -> bool {
+    !signal.is_empty()
+        && skipped < response.len()
+        && CONVOLVER.with_borrow_mut(|convolver| convolver.convolve(signal, response, skipped))
+}
+
+impl Convolver {
+    fn convolve(&mut self, signal: &mut [f32], response: &[f32], skipped: usize) -> bool {
+        let reach = response.len() - 1;
+        let size = transform_size(response.len(), signal.len());
+        let block = size - reach;
+        let (forward, inverse) = (self.planner.plan_fft_forward(size), self.planner.plan_fft_inverse(size));
+        let scratch = forward.get_inplace_scratch_len().max(inverse.get_inplace_scratch_len());
+        self.scratch.resize(scratch, Complex::default());
+
+        let factor = 1.0 / size as f32;
+        self.response.clear();
+        self.response
+            .extend(response.iter().map(|h| Complex::new(h * factor, 0.0)));
+        self.response.resize(size, Complex::default());
+        forward.process_with_scratch(&mut self.response, &mut self.scratch);
+
+        self.input.clear();
+        self.input.resize(reach - skipped, 0.0);
+        self.input.extend_from_slice(signal);
+        self.input.resize(signal.len().next_multiple_of(2 * block) + reach, 0.0);
+
+        self.samples.resize(size, Complex::default());
+        for (out, first) in signal.chunks_mut(2 * block).zip((0..).step_by(2 * block)) {
+            let input = &self.input[first..first + size + block];
+            for ((to, &re), &im) in self.samples.iter_mut().zip(input).zip(&input[block..]) {
+                *to = Complex::new(re, im);
+            }
+            forward.process_with_scratch(&mut self.samples, &mut self.scratch);
+            for (x, h) in self.samples.iter_mut().zip(&self.response) {
+                *x *= h;
+            }
+            inverse.process_with_scratch(&mut self.samples, &mut self.scratch);
+            let (early, late) = out.split_at_mut(block.min(out.len()));
+            for (to, from) in early.iter_mut().zip(&self.samples[reach..]) {
+                *to = from.re;
+            }
+            for (to, from) in late.iter_mut().zip(&self.samples[reach..]) {
+                *to = from.im;
+            }
+        }
+        let heard = signal.iter().any(|&x| x != 0.0);
+        if !heard {
+            signal.copy_from_slice(&self.input[reach - skipped..][..signal.len()]);
+        }
+        self.input.truncate(KEPT);
+        self.input.shrink_to(KEPT);
+        heard
+    }
+}
+
+/// The size, 2^n or 3 * 2^n, at which transforms of all pairs of blocks and of the response need the fewest operations.
 fn transform_size(response: usize, length: usize) -> usize {
     let least = (2 * response).max(1024).next_power_of_two();
     let most = (response + length).next_power_of_two().clamp(least, LARGEST.max(least));
-    let sizes = std::iter::successors(Some(least), |size| Some(2 * size)).take_while(|size| *size <= most);
+    let powers = std::iter::successors(Some(least), |size| Some(2 * size)).take_while(|size| *size <= most);
+    let sizes = powers.flat_map(|size| [size, size / 2 * 3]);
     let operations = |size: &usize| {
-        let blocks = length.div_ceil(size - response + 1);
-        (2 * blocks + 1) * size * size.ilog2() as usize
+        let pairs = length.div_ceil(2 * (size - response + 1));
+        (2 * pairs + 1) as f64 * *size as f64 * (*size as f64).log2()
     };
-    sizes.min_by_key(operations).unwrap_or(least)
+    sizes
+        .min_by(|a, b| operations(a).total_cmp(&operations(b)))
+        .unwrap_or(least)
 }
 
 /// NeMo's `impulse`: the signal in the room, from its first sample on, or, with `shift`, from where the response is loudest;
@@ -85,10 +130,8 @@ pub fn impulse(signal: &mut [f32], response: &[f32], normalize: bool, shift: boo
         }
     }
     let skipped = if shift { first_largest(&response, f32::abs) } else { 0 };
-    let convolved = convolve(signal, &response, skipped, signal.len());
-    let peak = peak(&convolved);
-    if peak > 0.0 {
-        scaled(signal, &convolved, 1.0 / f64::from(peak));
+    if convolve(signal, &response, skipped) {
+        scale(signal, 1.0 / f64::from(peak(signal)));
     }
 }
 
@@ -101,17 +144,9 @@ pub fn reverb_rir(signal: &mut [f32], response: &[f32], early_only: bool, sample
         usize::MAX
     };
     let response = &response[..response.len().min(most)];
-    let convolved = convolve(signal, response, first_largest(response, |h| h), signal.len());
-    let (before, after) = (power(signal), power(&convolved));
-    if before > 0.0 && after > 0.0 {
-        scaled(signal, &convolved, (before / after).sqrt());
-    }
-}
-
-/// `signal = convolved * factor`.
-fn scaled(signal: &mut [f32], convolved: &[f32], factor: f64) {
-    for (to, from) in signal.iter_mut().zip(convolved) {
-        *to = (f64::from(*from) * factor) as f32;
+    let before = power(signal);
+    if convolve(signal, response, first_largest(response, |h| h)) {
+        scale(signal, (before / power(signal)).sqrt());
     }
 }
 
