@@ -23,9 +23,10 @@ struct Convolver {
     planner: FftPlanner<f32>,
     /// The signal between zeros: it begins at place `response.len() - 1 - skipped`.
     input: Vec<f32>,
+    samples: Vec<Complex<f32>>,
+    spectrum: Vec<Complex<f32>>,
     /// The transform of the response, over the size.
     response: Vec<Complex<f32>>,
-    samples: Vec<Complex<f32>>,
     scratch: Vec<Complex<f32>>,
 }
 
@@ -34,8 +35,9 @@ impl Default for Convolver {
         Convolver {
             planner: FftPlanner::new(),
             input: Vec::new(),
-            response: Vec::new(),
             samples: Vec::new(),
+            spectrum: Vec::new(),
+            response: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -60,32 +62,34 @@ impl Convolver {
         let size = transform_size(response.len(), signal.len());
         let block = size - reach;
         let (forward, inverse) = (self.planner.plan_fft_forward(size), self.planner.plan_fft_inverse(size));
-        let scratch = forward.get_inplace_scratch_len().max(inverse.get_inplace_scratch_len());
-        self.scratch.resize(scratch, Complex::default());
+        let scratch = forward.get_outofplace_scratch_len();
+        self.scratch
+            .resize(scratch.max(inverse.get_outofplace_scratch_len()), Complex::default());
 
         let factor = 1.0 / size as f32;
-        self.response.clear();
-        self.response
+        self.samples.clear();
+        self.samples
             .extend(response.iter().map(|h| Complex::new(h * factor, 0.0)));
-        self.response.resize(size, Complex::default());
-        forward.process_with_scratch(&mut self.response, &mut self.scratch);
+        for buffer in [&mut self.samples, &mut self.spectrum, &mut self.response] {
+            buffer.resize(size, Complex::default());
+        }
+        forward.process_outofplace_with_scratch(&mut self.samples, &mut self.response, &mut self.scratch);
 
         self.input.clear();
         self.input.resize(reach - skipped, 0.0);
         self.input.extend_from_slice(signal);
         self.input.resize(signal.len().next_multiple_of(2 * block) + reach, 0.0);
 
-        self.samples.resize(size, Complex::default());
         for (out, first) in signal.chunks_mut(2 * block).zip((0..).step_by(2 * block)) {
             let input = &self.input[first..first + size + block];
             for ((to, &re), &im) in self.samples.iter_mut().zip(input).zip(&input[block..]) {
                 *to = Complex::new(re, im);
             }
-            forward.process_with_scratch(&mut self.samples, &mut self.scratch);
-            for (x, h) in self.samples.iter_mut().zip(&self.response) {
+            forward.process_outofplace_with_scratch(&mut self.samples, &mut self.spectrum, &mut self.scratch);
+            for (x, h) in self.spectrum.iter_mut().zip(&self.response) {
                 *x *= h;
             }
-            inverse.process_with_scratch(&mut self.samples, &mut self.scratch);
+            inverse.process_outofplace_with_scratch(&mut self.spectrum, &mut self.samples, &mut self.scratch);
             let (early, late) = out.split_at_mut(block.min(out.len()));
             for (to, from) in early.iter_mut().zip(&self.samples[reach..]) {
                 *to = from.re;
