@@ -17,8 +17,8 @@ thread_local! {
     static CONVOLVER: RefCell<Convolver> = RefCell::new(Convolver::default());
 }
 
-/// What the convolutions of one thread share: plans of transforms by size, and buffers. Fresh memory for each signal would cost a
-/// third of the time.
+/// What the convolutions of one thread share: plans of transforms by size, and buffers, since fresh memory for each signal may cost
+/// a third of the time.
 struct Convolver {
     planner: FftPlanner<f32>,
     /// The signal between zeros: it begins at place `response.len() - 1 - skipped`.
@@ -66,6 +66,7 @@ impl Convolver {
         self.scratch
             .resize(scratch.max(inverse.get_outofplace_scratch_len()), Complex::default());
 
+        // Of a power of two: rounds nothing.
         let factor = 1.0 / size as f32;
         self.samples.clear();
         self.samples
@@ -108,19 +109,16 @@ impl Convolver {
     }
 }
 
-/// The size, 2^n or 3 * 2^n, at which transforms of all pairs of blocks and of the response need the fewest operations.
+/// The power of two at which transforms of all pairs of blocks and of the response need the fewest operations.
 fn transform_size(response: usize, length: usize) -> usize {
     let least = (2 * response).max(1024).next_power_of_two();
     let most = (response + length).next_power_of_two().clamp(least, LARGEST.max(least));
-    let powers = std::iter::successors(Some(least), |size| Some(2 * size)).take_while(|size| *size <= most);
-    let sizes = powers.flat_map(|size| [size, size / 2 * 3]);
+    let sizes = std::iter::successors(Some(least), |size| Some(2 * size)).take_while(|size| *size <= most);
     let operations = |size: &usize| {
         let pairs = length.div_ceil(2 * (size - response + 1));
-        (2 * pairs + 1) as f64 * *size as f64 * (*size as f64).log2()
+        (2 * pairs + 1) * size * size.ilog2() as usize
     };
-    sizes
-        .min_by(|a, b| operations(a).total_cmp(&operations(b)))
-        .unwrap_or(least)
+    sizes.min_by_key(operations).unwrap_or(least)
 }
 
 /// NeMo's `impulse`: the signal in the room, from its first sample on, or, with `shift`, from where the response is loudest;
