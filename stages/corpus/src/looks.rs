@@ -39,7 +39,7 @@ fn version_of_file(storage: &Storage, path: &Path) -> Result<Option<FileVersion>
             let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file);
             Ok(metadata.map(|metadata| FileVersion::of_file(&metadata)))
         }
-        Ok(Location::Object(url)) => match storage.look(&url) {
+        Ok(Location::Object(url)) => match storage.look_at_many(&url) {
             Ok(stat) => Ok(stat.map(|stat| FileVersion::of_object(&stat))),
             Err(error) => Err(ManifestError::Recording(error)),
         },

@@ -95,19 +95,23 @@ impl Client {
         }
     }
 
-    /// All objects below `url`, in pages.
-    async fn list_pages(&self, url: &ObjectUrl) -> Result<Listing, StorageError> {
+    /// All objects below `url`, in pages; none where there are more than `most`.
+    pub async fn list_pages(&self, url: &ObjectUrl, most: usize) -> Result<Option<Listing>, StorageError> {
+        self.can_list(url)?;
         let key = key_of(url)?;
         let mut stream = self.store.list(Some(&key));
         let mut found = ListingBuilder::default();
         let mut last = None;
+        let mut seen = 0;
         let mut attempt = 0;
         loop {
             // The limit is one of a page: entries of a page come at once.
             match tokio::time::timeout(self.limits.whole(), stream.next()).await {
                 Err(_) => return Err(self.timed_out(url)),
-                Ok(None) => return Ok(found.finish()),
+                Ok(None) => return Ok(Some(found.finish())),
+                Ok(Some(Ok(_))) if seen == most => return Ok(None),
                 Ok(Some(Ok(meta))) => {
+                    seen += 1;
                     let entry = entry(url, &meta);
                     last = Some(meta.location);
                     if self.can_name(&entry.url) {
@@ -137,7 +141,10 @@ impl Client {
         let mut below = futures::stream::iter(folder.folders)
             .map(|prefix| {
                 let client = Arc::clone(&self);
-                async move { client.list_pages(&prefix).await.map(|listing| (prefix, listing)) }
+                async move {
+                    let listing = client.list_pages(&prefix, usize::MAX).await?;
+                    Ok((prefix, listing.unwrap_or_default()))
+                }
             })
             .buffered(AT_ONCE);
         while let Some((prefix, listing)) = below.try_next().await? {

@@ -14,6 +14,7 @@ use crate::blocks::Blocks;
 use crate::client::{Client, key_of, wait};
 use crate::counters::{Counters, StorageCounts};
 use crate::error::{StorageError, StorageFault};
+use crate::file_version::FileVersion;
 use crate::kept_folder::KeptFolder;
 use crate::list::{Entry, Folder};
 use crate::listing::{ListedObjects, Listing, ListingBuilder};
@@ -58,6 +59,8 @@ pub(crate) struct Remembered {
     listings: Vec<Remembering>,
     /// Of objects that were opened since.
     stats: BTreeMap<ObjectUrl, Stat>,
+    /// How many objects right below a prefix were looked at one by one.
+    looked_at: HashMap<ObjectUrl, usize>,
     /// Paths of copies on this machine.
     pub kept: HashMap<ObjectUrl, PathBuf>,
     /// Requests under way whose answers are to be remembered, each with the objects that were forgotten since it began: what it
@@ -128,6 +131,13 @@ impl Drop for Asking<'_> {
 
 /// A listing of a prefix is used for so long by whoever asks for another one.
 const LISTING_AGE: Duration = Duration::from_secs(60);
+
+/// A page of a listing has so many objects.
+const PAGE: usize = 1_000;
+
+/// How many objects of a folder are looked at before it is listed, in at most as many pages. Folders with more objects are listed
+/// after the next number. All pages are at most four thirds of the looks; the largest listing takes some 330 MB.
+const LISTED_AFTER: [usize; 6] = [8, 32, 128, 512, 2_048, 8_192];
 
 /// Most objects that are remembered beside those of listings.
 const MOST_OPENED: usize = 1_000_000;
@@ -285,10 +295,22 @@ impl Storage {
         {
             return Ok(listed(&known.listing));
         }
+        let (client, prefix) = (self.client(url)?, url.clone());
+        let found = self.list_to_remember(url, || wait(client.list(prefix)).map(Some))?;
+        Ok(listed(&found.unwrap_or_default()))
+    }
+
+    /// Remembers the listing of a prefix that `list` gives, if it gives one.
+    fn list_to_remember(
+        &self,
+        url: &ObjectUrl,
+        list: impl FnOnce() -> Result<Option<Listing>, StorageError>,
+    ) -> Result<Option<Arc<Listing>>, StorageError> {
         let began = Instant::now();
         let asking = self.asking();
-        let (client, prefix) = (self.client(url)?, url.clone());
-        let listing = Arc::new(wait(client.list(prefix))?);
+        let Some(listing) = list()?.map(Arc::new) else {
+            return Ok(None);
+        };
         let mut remembered = self.remembered();
         remembered.stats.retain(|known, _| !below(url, known));
         remembered
@@ -303,8 +325,7 @@ impl Storage {
                 forgotten,
             });
         }
-        drop(remembered);
-        Ok(listed(&listing))
+        Ok(Some(listing))
     }
 
     /// Remembers all that is below a prefix which cannot be listed: keys from there on, sizes in bytes, and ETags. From now on it is looked
@@ -374,6 +395,49 @@ impl Storage {
             Err(error) if error.fault == StorageFault::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// As [`Storage::look`], for one of many objects: after some of a folder have been looked at, the folder is listed where that
+    /// takes few requests, and the listing answers for the rest.
+    ///
+    /// # Errors
+    /// When the object cannot be looked at.
+    pub fn look_at_many(&self, url: &ObjectUrl) -> Result<Option<Stat>, StorageError> {
+        if let Some(known) = self.remembered().known(url) {
+            return Ok(known);
+        }
+        let found = self.look(url)?;
+        if let Some(stat) = &found
+            && let Some(folder) = url.parent().filter(ObjectUrl::can_be_listed)
+        {
+            let looks = {
+                let mut remembered = self.remembered();
+                let looks = remembered.looked_at.entry(folder.clone()).or_default();
+                *looks += 1;
+                *looks
+            };
+            if LISTED_AFTER.contains(&looks) {
+                self.list_at_most(&folder, looks * PAGE, url, stat);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Lists a folder and remembers it, unless it has more objects, or says another thing of an object than a look at it: answers
+    /// must not depend on the way. What keeps it from being listed is no error: its objects are looked at one by one.
+    fn list_at_most(&self, folder: &ObjectUrl, most: usize, url: &ObjectUrl, stat: &Stat) {
+        let Ok(client) = self.client(folder) else { return };
+        let list = || {
+            let folder = folder.clone();
+            let listing = wait(async move { client.list_pages(&folder, most).await })?;
+            // Without an ETag there is the time alone, which listings may give to another precision.
+            let is_same =
+                |listed: Stat| stat.etag.is_some() && FileVersion::of_object(&listed) == FileVersion::of_object(stat);
+            let listing = listing.filter(|listing| listing.get(url.key()).is_some_and(is_same));
+            Ok(listing.map(Listing::without_folders))
+        };
+        // It may be forbidden (403). Whether the server is down, the next look says.
+        let _ = self.list_to_remember(folder, list);
     }
 
     /// What storage says of an object now.

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::time::Duration;
 
 use bytes::Bytes;
-use flow_storage::{Entry, Location, ObjectUrl, ObjectVersion, Storage, StorageError, StorageFault};
+use flow_storage::{Entry, FileVersion, Location, ObjectUrl, ObjectVersion, Storage, StorageError, StorageFault};
 use flow_storage_testing::{Fault, FaultRule, SECRET_ACCESS_KEY, TestServer};
 
 fn url(text: &str) -> ObjectUrl {
@@ -76,6 +76,69 @@ fn prefixes_are_listed_whole_and_by_folder() {
     storage.delete(&odd).unwrap();
     storage.delete(&odd).unwrap();
     assert_eq!(storage.look(&odd).unwrap(), None);
+}
+
+/// Looks at `count` objects of `s3://bucket/looked` from the first on, and says how many requests that takes.
+fn looks(storage: &Storage, count: usize) -> u64 {
+    let before = storage.counts().requests();
+    for at in 0..count {
+        let found = storage
+            .look_at_many(&url(&format!("s3://bucket/looked/{at:04}")))
+            .unwrap();
+        let alone = storage.stat(&url(&format!("s3://bucket/looked/{at:04}"))).unwrap();
+        assert_eq!(
+            FileVersion::of_object(&found.unwrap()),
+            FileVersion::of_object(&alone),
+            "{at}"
+        );
+    }
+    // One for each of `stat`.
+    storage.counts().requests() - before - count as u64
+}
+
+#[test]
+fn a_folder_is_listed_where_many_of_its_objects_are_looked_at() {
+    let (folder, server) = server();
+    for at in 0..1_050 {
+        write(&folder, &format!("looked/{at:04}"), &vec![b'x'; at]);
+    }
+    // A folder that a program shows by an object.
+    write(&folder, "looked/0003.d/x", b"x");
+    server.list_etags();
+    let storage = server.storage();
+    // Eight looks, and two pages.
+    assert_eq!(looks(&storage, 900), 10);
+    assert_eq!(storage.look_at_many(&url("s3://bucket/looked/none")).unwrap(), None);
+    assert_eq!(looks(&storage, 1_050), 0);
+
+    // What is written is looked at again.
+    storage.put(&url("s3://bucket/looked/0007"), &b"other"[..]).unwrap();
+    assert_eq!(looks(&storage, 9), 1);
+
+    // A folder with more than eight pages is listed after more looks.
+    for at in 0..8_000 {
+        write(&folder, &format!("looked/more/{at:04}"), b"");
+    }
+    let storage = server.storage();
+    let requests = looks(&storage, 100);
+    // 32 looks, eight pages (or one more) for nothing, ten that are kept.
+    assert!((49..=52).contains(&requests), "{requests}");
+
+    // Where listings are forbidden, all are looked at.
+    server.fault(FaultRule {
+        method: Some("GET"),
+        ..FaultRule::always(Fault::Status(403), "list-type")
+    });
+    let storage = server.storage();
+    assert_eq!(looks(&storage, 100), 102);
+    server.clear();
+
+    // Listings without ETags say another thing than looks.
+    let (folder, server) = self::server();
+    for at in 0..50 {
+        write(&folder, &format!("looked/{at:04}"), b"x");
+    }
+    assert_eq!(looks(&server.storage(), 50), 52);
 }
 
 #[test]
