@@ -1,5 +1,6 @@
 //! Recordings below a folder, and where their transcripts are.
 
+use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -41,7 +42,7 @@ pub struct Listed {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Transcript {
     /// In a file beside it that has another extension.
-    Beside(String),
+    Beside(Cow<'static, str>),
     /// In a line of a list of LibriSpeech's form, `<utterance> <text>`.
     Line(Arc<Path>),
     /// No recording with a transcript, for this reason.
@@ -110,21 +111,21 @@ pub fn list(
             });
         }
         links.extend(contents.links.iter().filter(is_read).map(|name| inner(name)));
-        let files: Vec<Listed> = contents
-            .recordings(storage, &folder)?
-            .into_iter()
-            .map(|(name, transcript)| Listed {
-                file: inner(&name),
-                transcript,
-            })
-            .collect();
+        let recordings = contents.recordings(storage, &folder)?;
+        // There may be millions of names.
+        drop(contents);
+        let mut files = recordings.into_iter().map(|(name, transcript)| Listed {
+            file: inner(&name),
+            transcript,
+        });
         let name = if next.below.is_empty() { "." } else { &next.below };
-        blocks.extend(
-            files
-                .chunks(BLOCK)
-                .enumerate()
-                .map(|(number, files)| (Partition::from(format!("{name}/{number:06}")), files.to_vec())),
-        );
+        for number in 0.. {
+            let block: Vec<Listed> = files.by_ref().take(BLOCK).collect();
+            if block.is_empty() {
+                break;
+            }
+            blocks.push((Partition::from(format!("{name}/{number:06}")), block));
+        }
     }
     blocks.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(blocks)
@@ -290,9 +291,9 @@ impl Contents {
                 .cloned()
         };
         let transcript = |stem: &str| match (beside(stem), lines.get(stem)) {
-            (Some(extension), _) => Transcript::Beside(extension),
+            (Some(extension), _) if extension != "txt" => Transcript::Beside(extension.into()),
             (None, Some(list)) => Transcript::Line(Arc::clone(list)),
-            (None, None) => Transcript::Beside("txt".into()),
+            _ => Transcript::Beside("txt".into()),
         };
         let mut found: Vec<(String, Transcript)> = self
             .recordings

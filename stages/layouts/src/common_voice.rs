@@ -15,7 +15,7 @@ use super::ljspeech;
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
 use super::utterance::{Common, Utterance, text_of};
-use super::zip_folder;
+use super::{tables_below, zip_folder};
 
 const CLIPS: &str = "clips";
 /// Tables of clips, and not of sentences or reports.
@@ -91,6 +91,12 @@ pub fn open_folder(
     };
     if table.is_none() && zip_folder::detect(storage, root).is_some() {
         return zip_folder::open(storage, root, settings, scratch);
+    }
+    if table.is_none()
+        && let below = tables_below::find(storage, root)?
+        && !below.is_empty()
+    {
+        return tables_below::open(storage, root, below, settings, scratch);
     }
     let table = table.ok_or_else(|| match settings.split.as_str() {
         "" => ManifestError::manifest(root, "there is no table in it"),

@@ -277,6 +277,62 @@ fn compressed_arrow_files_are_read() {
 }
 
 #[test]
+fn tables_in_folders_below_have_the_recordings_beside_and_below_them() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["en/a.flac", "hi/x/b.flac", "hi/x/c.flac"] {
+        fs::create_dir_all(folder.path().join(name).parent().unwrap()).unwrap();
+        fs::write(folder.path().join(name), recording()).unwrap();
+    }
+    lay_out(
+        folder.path(),
+        &[
+            ("en/metadata.csv", "file_name,text\na.flac,one\n"),
+            (
+                "hi/metadata.tsv",
+                "file_name\ttext\nx/b.flac\ttwo\nx/gone.flac\tthree\n",
+            ),
+            ("hi/x/notes.csv", "no table\n"),
+            (".cache/metadata.csv", "file_name,text\nhidden.flac,no\n"),
+        ],
+    );
+    std::os::unix::fs::symlink(folder.path(), folder.path().join("hi/again")).unwrap();
+    let read = || run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&read(), "text"), ["one", "two"]);
+    assert_eq!(reasons(&read()), ["missing_audio"]);
+    let settings = |split: &str, layout: Layout| ReadSettings {
+        split: split.into(),
+        layout,
+        ..with_lang(folder.path(), "en")
+    };
+    assert_eq!(column(&run(settings("", Layout::AudioFolder)), "text"), ["one", "two"]);
+    let message = failure(settings("test", Layout::Auto));
+    assert!(message.contains("`split` belongs to layouts with splits"), "{message}");
+
+    // Of folders that are called by splits, the one that is asked for.
+    fs::create_dir(folder.path().join("train")).unwrap();
+    fs::create_dir(folder.path().join("test")).unwrap();
+    fs::rename(folder.path().join("en"), folder.path().join("train/en")).unwrap();
+    fs::rename(folder.path().join("hi"), folder.path().join("test/hi")).unwrap();
+    assert_eq!(column(&read(), "text"), ["one"]);
+    assert_eq!(column(&run(settings("test", Layout::Auto)), "text"), ["two"]);
+    assert_eq!(column(&run(settings("all", Layout::Auto)), "text"), ["two", "one"]);
+
+    // `datasets` refuses tables of several formats, too.
+    lay_out(
+        folder.path(),
+        &[(
+            "train/hi/metadata.jsonl",
+            "{\"file_name\": \"a.flac\", \"text\": \"x\"}\n",
+        )],
+    );
+    let message = failure(settings("", Layout::Auto));
+    assert!(
+        message.contains("several formats (csv, jsonl)") && message.contains("train/hi/metadata.jsonl"),
+        "{message}"
+    );
+}
+
+#[test]
 fn audio_folders_in_archives_are_read_in_place() {
     let expected = |folder: &str| {
         [

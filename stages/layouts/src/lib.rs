@@ -26,6 +26,7 @@ mod spgispeech;
 mod splits;
 mod subtitles;
 mod table_lines;
+mod tables_below;
 mod transcripts;
 mod utterance;
 mod voxpopuli;

@@ -19,7 +19,7 @@ use flow_corpus::written_set::check_set;
 use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::at_once::threads_for;
-use crate::{hugging_face, transcripts};
+use crate::{hugging_face, tables_below, transcripts};
 
 /// The dataset of the hub that `manifest` names, if it names one.
 ///
@@ -109,10 +109,16 @@ pub fn open(
             "`tars` belongs to manifests of JSON lines",
         ));
     }
-    let has_columns = match (format, files.as_slice()) {
-        (Format::Folder, [root]) => table_of(storage, root)?.is_some(),
-        _ => true,
-    };
+    let (mut has_columns, mut below) = (true, Vec::new());
+    if let (Format::Folder, [root]) = (format, files.as_slice()) {
+        has_columns = table_of(storage, root)?.is_some();
+        if !has_columns {
+            below = tables_below::find(storage, root)?;
+        }
+    }
+    if let (false, [root]) = (below.is_empty(), files.as_slice()) {
+        return tables_below::open(storage, root, below, settings, scratch);
+    }
     if !settings.split.is_empty() && has_columns {
         return Err(ManifestError::manifest(
             &settings.manifest,

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -59,8 +60,10 @@ pub(crate) struct Remembered {
     listings: Vec<Remembering>,
     /// Of objects that were opened since.
     stats: BTreeMap<ObjectUrl, Stat>,
-    /// How many objects right below a prefix were looked at one by one.
-    looked_at: HashMap<ObjectUrl, usize>,
+    /// Prefixes whose objects are looked at one by one.
+    looked_at: HashMap<ObjectUrl, Arc<LookedAt>>,
+    /// How many prefixes right below another one were listed as they were looked at.
+    listed_below: HashMap<ObjectUrl, usize>,
     /// Paths of copies on this machine.
     pub kept: HashMap<ObjectUrl, PathBuf>,
     /// Requests under way whose answers are to be remembered, each with the objects that were forgotten since it began: what it
@@ -68,6 +71,17 @@ pub(crate) struct Remembered {
     asking: HashMap<u64, HashSet<ObjectUrl>>,
     /// The number of the next of them.
     next: u64,
+}
+
+/// A prefix whose objects are looked at one by one.
+#[derive(Default)]
+struct LookedAt {
+    /// How many were.
+    looks: AtomicUsize,
+    /// Whether the first look began.
+    began: AtomicBool,
+    /// Held by each look, and alone by a listing: looks wait for what it says.
+    listing: RwLock<()>,
 }
 
 /// A listing that is remembered.
@@ -138,6 +152,9 @@ const PAGE: usize = 1_000;
 /// How many objects of a folder are looked at before it is listed, in at most as many pages. Folders with more objects are listed
 /// after the next number. All pages are at most four thirds of the looks; the largest listing takes some 330 MB.
 const LISTED_AFTER: [usize; 6] = [8, 32, 128, 512, 2_048, 8_192];
+
+/// After so many folders beside each other were listed, the next ones are listed at once, in at most a page.
+const LISTED_BESIDE: usize = 2;
 
 /// Most objects that are remembered beside those of listings.
 const MOST_OPENED: usize = 1_000_000;
@@ -406,38 +423,61 @@ impl Storage {
         if let Some(known) = self.remembered().known(url) {
             return Ok(known);
         }
-        let found = self.look(url)?;
-        if let Some(stat) = &found
-            && let Some(folder) = url.parent().filter(ObjectUrl::can_be_listed)
-        {
-            let looks = {
-                let mut remembered = self.remembered();
-                let looks = remembered.looked_at.entry(folder.clone()).or_default();
-                *looks += 1;
-                *looks
-            };
+        let Some(folder) = url.parent().filter(ObjectUrl::can_be_listed) else {
+            return self.look(url);
+        };
+        let (looked_at, beside) = {
+            let mut remembered = self.remembered();
+            let beside = folder
+                .parent()
+                .and_then(|above| remembered.listed_below.get(&above).copied());
+            let looked_at = remembered.looked_at.entry(folder.clone()).or_default();
+            (Arc::clone(looked_at), beside.unwrap_or_default())
+        };
+        let list = |most: usize, as_looked: Option<&Stat>| {
+            let _listing = looked_at.listing.write().unwrap_or_else(PoisonError::into_inner);
+            self.list_at_most(&folder, most, url, as_looked);
+        };
+        if !looked_at.began.swap(true, Ordering::Relaxed) && beside >= LISTED_BESIDE {
+            list(PAGE, None);
+        }
+        let found = {
+            let _look = looked_at.listing.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = self.remembered().known(url) {
+                return Ok(known);
+            }
+            self.look(url)?
+        };
+        if found.is_some() {
+            let looks = looked_at.looks.fetch_add(1, Ordering::Relaxed) + 1;
             if LISTED_AFTER.contains(&looks) {
-                self.list_at_most(&folder, looks * PAGE, url, stat);
+                list(looks * PAGE, found.as_ref());
             }
         }
         Ok(found)
     }
 
-    /// Lists a folder and remembers it, unless it has more objects, or says another thing of an object than a look at it: answers
-    /// must not depend on the way. What keeps it from being listed is no error: its objects are looked at one by one.
-    fn list_at_most(&self, folder: &ObjectUrl, most: usize, url: &ObjectUrl, stat: &Stat) {
+    /// Lists a folder and remembers it, unless it has more than `most` objects, or says another thing of an object than a look at it did:
+    /// answers must not depend on the way. What keeps it from being listed is no error: its objects are looked at one by one.
+    fn list_at_most(&self, folder: &ObjectUrl, most: usize, url: &ObjectUrl, as_looked: Option<&Stat>) {
         let Ok(client) = self.client(folder) else { return };
         let list = || {
-            let folder = folder.clone();
-            let listing = wait(async move { client.list_pages(&folder, most).await })?;
+            let prefix = folder.clone();
+            let listing = wait(async move { client.list_pages(&prefix, most).await })?;
             // Without an ETag there is the time alone, which listings may give to another precision.
-            let is_same =
-                |listed: Stat| stat.etag.is_some() && FileVersion::of_object(&listed) == FileVersion::of_object(stat);
-            let listing = listing.filter(|listing| listing.get(url.key()).is_some_and(is_same));
+            let is_same = |listed: Stat| {
+                as_looked.is_none_or(|looked| {
+                    looked.etag.is_some() && FileVersion::of_object(&listed) == FileVersion::of_object(looked)
+                })
+            };
+            let listing = listing.filter(|listing| as_looked.is_none() || listing.get(url.key()).is_some_and(is_same));
             Ok(listing.map(Listing::without_folders))
         };
         // It may be forbidden (403). Whether the server is down, the next look says.
-        let _ = self.list_to_remember(folder, list);
+        let listed = self.list_to_remember(folder, list);
+        if let (Ok(Some(_)), Some(above)) = (listed, folder.parent()) {
+            *self.remembered().listed_below.entry(above).or_default() += 1;
+        }
     }
 
     /// What storage says of an object now.

@@ -111,6 +111,17 @@ fn a_folder_is_listed_where_many_of_its_objects_are_looked_at() {
     assert_eq!(storage.look_at_many(&url("s3://bucket/looked/none")).unwrap(), None);
     assert_eq!(looks(&storage, 1_050), 0);
 
+    // After two folders the ones beside them are listed at once.
+    for at in 0..60 {
+        write(&folder, &format!("beside/{}/{:02}", at / 20, at % 20), b"x");
+    }
+    let before = storage.counts().requests();
+    for at in 0..60 {
+        let at = url(&format!("s3://bucket/beside/{}/{:02}", at / 20, at % 20));
+        assert!(storage.look_at_many(&at).unwrap().is_some());
+    }
+    assert_eq!(storage.counts().requests() - before, 8 + 1 + 8 + 1 + 1);
+
     // What is written is looked at again.
     storage.put(&url("s3://bucket/looked/0007"), &b"other"[..]).unwrap();
     assert_eq!(looks(&storage, 9), 1);

@@ -1,0 +1,152 @@
+//! An AudioFolder whose tables are in folders below: each has the recordings beside and below it.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::{Path, PathBuf};
+
+use flow_corpus::files::{Format, format_of_name};
+use flow_corpus::folder::tables;
+use flow_corpus::lines::LineManifest;
+use flow_corpus::listing::{MOST_DEPTH, is_audio_name};
+use flow_corpus::tables::TableManifest;
+use flow_corpus::text_tables::TextTables;
+use flow_corpus::tree;
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
+use flow_kind::StageError;
+use flow_storage::Storage;
+
+use super::splits::{chosen, is_of_split};
+
+/// Tables that a message names.
+const SHOWN: usize = 5;
+
+/// The first table of each folder below this one, sorted; none where there are recordings that no table is beside or above: they may
+/// have their texts beside them. Links are followed; a folder is looked into once.
+///
+/// # Errors
+/// When a folder cannot be listed, or folders lie deeper than [`MOST_DEPTH`] in one another.
+pub fn find(storage: &Storage, root: &Path) -> Result<Vec<PathBuf>, ManifestError> {
+    let names = tables("");
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    let mut waiting = vec![(root.to_path_buf(), 0, false)];
+    while let Some((folder, depth, is_below_table)) = waiting.pop() {
+        let canonical = tree::canonical(&folder).map_err(|error| ManifestError::io(&folder, error))?;
+        if !seen.insert(canonical) {
+            continue;
+        }
+        if depth > MOST_DEPTH {
+            let why = format!(
+                "folders_too_deep: it is more than {MOST_DEPTH} folders below {}",
+                root.display()
+            );
+            return Err(ManifestError::manifest(folder, why));
+        }
+        let entries = tree::entries(storage, &folder).map_err(|error| ManifestError::io(&folder, error))?;
+        let files: HashSet<&str> = entries
+            .iter()
+            .filter(|entry| !entry.is_folder)
+            .filter_map(|entry| entry.name.to_str())
+            .collect();
+        let table = names.iter().find(|name| files.contains(name.as_str()));
+        let has_table = is_below_table || table.is_some();
+        if !has_table && files.iter().any(|name| is_audio_name(name)) {
+            return Ok(Vec::new());
+        }
+        found.extend(table.map(|name| folder.join(name)));
+        let folders = entries.iter().filter(|entry| entry.is_folder);
+        // What is hidden, and what macOS adds to archives, is no part of a corpus.
+        let folders = folders.filter(|entry| !entry.name.to_string_lossy().starts_with(['.', '_']));
+        waiting.extend(folders.map(|entry| (folder.join(&entry.name), depth + 1, has_table)));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The rows of some tables that [`find`] found below `root`; those of the chosen splits where the folders right below it are called by
+/// splits. Paths are relative to the folder of their table.
+///
+/// # Errors
+/// When a table cannot be read, there is no such split, or tables are of several formats.
+pub fn open(
+    storage: &Storage,
+    root: &Path,
+    found: Vec<PathBuf>,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
+    let below = |table: &Path| -> String {
+        let below = table.strip_prefix(root).unwrap_or(table);
+        below.to_string_lossy().into_owned()
+    };
+    let first_folder = |table: &PathBuf| below(table).split('/').next().unwrap_or_default().to_owned();
+    let folders: Vec<String> = found.iter().map(first_folder).collect();
+    let (places, of_splits) = if folders.iter().all(|folder| is_of_split(folder)) {
+        chosen(&folders, &settings.split, root)?
+    } else if settings.split.is_empty() {
+        ((0..found.len()).collect(), None)
+    } else {
+        let why = "`split` belongs to layouts with splits, and the folders with tables are not called by splits";
+        return Err(ManifestError::manifest(root, why));
+    };
+    let tables: Vec<PathBuf> = places.into_iter().map(|place| found[place].clone()).collect();
+    let formats: BTreeSet<&str> = tables
+        .iter()
+        .filter_map(|table| table.extension()?.to_str())
+        .map(|ending| if ending == "tsv" { "csv" } else { ending })
+        .collect();
+    let [one, ..] = tables.as_slice() else {
+        return Err(ManifestError::manifest(root, "there is no table in it"));
+    };
+    if formats.len() > 1 {
+        let shown: Vec<String> = tables.iter().take(SHOWN).map(|table| below(table)).collect();
+        let why = format!(
+            "its tables are of several formats ({}), of which `datasets` takes one, too; name the folders one by one: {}{}",
+            formats.into_iter().collect::<Vec<_>>().join(", "),
+            shown.join(", "),
+            if tables.len() > SHOWN { ", ..." } else { "" }
+        );
+        return Err(ManifestError::manifest(root, why));
+    }
+    let mut told = format!("AudioFolder with {} tables in folders below", tables.len());
+    if tables.len() == 1 {
+        told = format!("AudioFolder with {}", below(one));
+    }
+    if let Some(of_splits) = of_splits {
+        told = format!("{told}; {of_splits}");
+    }
+    let rows: Box<dyn Corpus> = match format_of_name(one) {
+        Some(Format::Parquet) => return Ok(Box::new(TableManifest::open(storage, tables, settings, scratch)?)),
+        Some(Format::Nemo) => Box::new(LineManifest::open(storage, tables, Vec::new(), settings)?),
+        _ => Box::new(TextTables::open(storage, tables, None, settings)?),
+    };
+    Ok(LaidOut::of_lines(Told { rows, told }, settings))
+}
+
+/// Rows, with what their layout was taken for.
+struct Told {
+    rows: Box<dyn Corpus>,
+    told: String,
+}
+
+impl Corpus for Told {
+    fn told(&self) -> String {
+        let more = self.rows.told();
+        if more.is_empty() {
+            self.told.clone()
+        } else {
+            format!("{}; {more}", self.told)
+        }
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        self.rows.parts()
+    }
+
+    fn has_files(&self, part: &Part) -> bool {
+        self.rows.has_files(part)
+    }
+
+    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
+        self.rows.each(storage, part, take)
+    }
+}
