@@ -1,4 +1,7 @@
 //! What listings told of objects, as small as it can be looked up: a bucket may have millions.
+//!
+//! The crate `fst` would shorten the keys alone: it maps a key to one number, so sizes, times and ETags, which are most of the bytes,
+//! would need these records all the same. It also takes sorted keys alone, and servers may list in another order.
 
 use std::time::{Duration, SystemTime};
 
