@@ -8,7 +8,8 @@ use clap::Args;
 pub struct AlignArguments {
     /// The recording: any format that `flow transcribe` reads
     pub audio: PathBuf,
-    /// Its text: UTF-8 with one segment per line, or subtitles (.srt, .vtt), whose cues are kept and get new times
+    /// Its text: UTF-8 with one segment per line, or subtitles (.srt, .vtt), whose cues are kept and get new times;
+    /// `-` is standard input, and a pipe (`<(...)`) is read as well
     pub text: PathBuf,
     /// The file to write; the result is printed if not given
     #[arg(long, short, value_name = "FILE")]

@@ -7,7 +7,7 @@ use flow_audio::recording_reader::Channels;
 use flow_audio::samples::OnDamage;
 use flow_inspect::table::plural;
 use flow_kernels::device::DeviceChoice;
-use flow_kind::open_regular_file;
+use flow_kind::open_regular_file_or_open_pipe;
 use flow_model::Weights;
 use flow_storage::{Storage, is_one_file};
 use flow_store::write_atomically;
@@ -24,6 +24,8 @@ use flow_cli::fetch::{local_model, tell};
 
 /// Most bytes of a text: some 500 hours of speech.
 const MOST_BYTES: u64 = 64 << 20;
+/// The text that is standard input.
+const STDIN: &str = "-";
 /// Most parts that do not fit that are told on the screen.
 const MOST_TOLD: usize = 5;
 
@@ -41,7 +43,7 @@ pub fn align(storage: &Storage, arguments: &AlignArguments, out: &mut dyn Write)
         }
     }
     let format = format(arguments)?;
-    let text = segments(&arguments.text)?;
+    let text = segments(storage, &arguments.text)?;
     let model: PathBuf = match &arguments.model {
         Some(model) => local_model(storage, model, true)?,
         None => {
@@ -158,11 +160,20 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     is_one_file(&one, &other)
 }
 
-/// The segments of a text: cues of subtitles, or lines.
-fn segments(path: &Path) -> Result<Vec<String>, Failure> {
-    let shown = path.display();
+/// The segments of a text: cues of subtitles, or lines. A text without a name comes from standard input or a pipe that is open.
+fn segments(storage: &Storage, path: &Path) -> Result<Vec<String>, Failure> {
+    let is_stdin = path == Path::new(STDIN);
+    let shown = if is_stdin {
+        "standard input".into()
+    } else {
+        path.display().to_string()
+    };
     let wrong = |why: &dyn std::fmt::Display| Failure::unreadable(format!("{shown}: {why}"));
-    let file = open_regular_file(path).map_err(|error| wrong(&error))?;
+    let file: Box<dyn Read> = if is_stdin {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(open_regular_file_or_open_pipe(storage, path).map_err(|error| wrong(&error))?)
+    };
     let mut bytes = Vec::new();
     file.take(MOST_BYTES + 1)
         .read_to_end(&mut bytes)
@@ -171,6 +182,11 @@ fn segments(path: &Path) -> Result<Vec<String>, Failure> {
         return Err(wrong(&"a text of more than 64 MiB"));
     }
     let text = String::from_utf8(bytes).map_err(|_| wrong(&"it is not UTF-8"))?;
-    let is_subtitles = ending(path).is_some_and(|ending| matches!(&ending[..], "srt" | "vtt"));
+    let is_subtitles = match ending(path) {
+        Some(ending) => matches!(&ending[..], "srt" | "vtt"),
+        // A pipe has no extension.
+        None if !path.is_file() => text.lines().any(|line| line.contains(" --> ")),
+        None => false,
+    };
     segments_of_text(&text, is_subtitles).map_err(|why| wrong(&why))
 }

@@ -36,6 +36,34 @@ fn a_text_and_subtitles_get_times_and_what_does_not_fit_is_reported() {
     assert_eq!(result["alignment"]["not_said"].as_array().unwrap().len(), 0);
     assert!(result["alignment"]["score"].as_f64().unwrap() > -1.5, "{result}");
 
+    // A text of a pipe, and one of standard input, are read as a file is.
+    let shell = |command: &str| -> Output {
+        let mut shell = std::process::Command::new("bash");
+        let shell = shell.current_dir(place.path()).arg("-c").arg(command);
+        shell.env("FLOW", program().get_program()).output().unwrap()
+    };
+    for command in [
+        "$FLOW align a.flac <(cat a.txt)",
+        "cat a.txt | $FLOW align a.flac -",
+        "$FLOW align a.flac - < a.txt",
+    ] {
+        let piped = shell(command);
+        expect_code(&piped, 0);
+        assert_eq!(stdout_of(&piped), stdout_of(&aligned), "{command}");
+    }
+    for command in [
+        "$FLOW align a.flac <(head -c 67108865 /dev/zero)",
+        "head -c 67108865 /dev/zero | $FLOW align a.flac -",
+    ] {
+        let large = shell(command);
+        assert!(!large.status.success());
+        assert!(
+            stderr(&large).contains("a text of more than 64 MiB"),
+            "{}",
+            stderr(&large)
+        );
+    }
+
     // Cues with wrong times get new ones, within the recording; the last one was not said.
     let (first, second) = words.split_at(words.len() / 2);
     let cues = format!(
@@ -48,6 +76,9 @@ fn a_text_and_subtitles_get_times_and_what_does_not_fit_is_reported() {
     expect_code(&retimed, 0);
     let right = fs::read_to_string(path("right.srt")).unwrap();
     assert_eq!(right.matches(" --> ").count(), 2, "{right}");
+    let piped = shell("$FLOW align a.flac - --format srt < late.srt");
+    expect_code(&piped, 0);
+    assert_eq!(stdout_of(&piped), right);
     assert!(right.contains(&first.join(" ")) && !right.contains("00:10:"), "{right}");
 
     let more = format!("{text}\nयह वाक्य किसी ने नहीं कहा\n");
