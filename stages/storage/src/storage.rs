@@ -56,8 +56,8 @@ struct Shared {
 /// What listings told of objects.
 #[derive(Default)]
 pub(crate) struct Remembered {
-    /// The newest last.
-    listings: Vec<Remembering>,
+    /// By their prefixes.
+    listings: BTreeMap<ObjectUrl, Remembering>,
     /// Of objects that were opened since.
     stats: BTreeMap<ObjectUrl, Stat>,
     /// Prefixes whose objects are looked at one by one.
@@ -86,7 +86,8 @@ struct LookedAt {
 
 /// A listing that is remembered.
 struct Remembering {
-    prefix: ObjectUrl,
+    /// The newer, the larger.
+    number: u64,
     at: Instant,
     listing: Arc<Listing>,
     /// Whether nothing was forgotten since: what is not in it is not there.
@@ -95,18 +96,30 @@ struct Remembering {
     forgotten: HashSet<ObjectUrl>,
 }
 
-impl Remembering {
-    /// Whether it has what is said of the prefix, or of one above it.
-    fn covers(&self, url: &ObjectUrl) -> bool {
-        self.prefix == *url || below(&self.prefix, url)
-    }
-}
-
 impl Remembered {
-    /// The newest listing that has `url`, if it is complete.
+    /// Remembers a listing, which is the newest.
+    fn add(&mut self, prefix: &ObjectUrl, at: Instant, listing: Arc<Listing>, forgotten: HashSet<ObjectUrl>) {
+        let remembering = Remembering {
+            number: self.next,
+            at,
+            listing,
+            is_complete: forgotten.is_empty(),
+            forgotten,
+        };
+        self.next += 1;
+        self.listings.insert(prefix.clone(), remembering);
+    }
+
+    /// The newest of the listings of this prefix and of those above it.
+    fn newest(&self, from: Option<ObjectUrl>) -> Option<&Remembering> {
+        let prefixes = std::iter::successors(from, ObjectUrl::parent);
+        let listings = prefixes.filter_map(|prefix| self.listings.get(&prefix));
+        listings.max_by_key(|listed| listed.number)
+    }
+
+    /// The newest listing that has what is below `url`, if it is complete.
     fn complete(&self, url: &ObjectUrl) -> Option<&Remembering> {
-        let newest = self.listings.iter().rev().find(|listed| listed.covers(url));
-        newest.filter(|listed| listed.is_complete)
+        self.newest(Some(url.clone())).filter(|listed| listed.is_complete)
     }
 
     /// What is known of an object: nothing, or what is said of it, or that it is not there.
@@ -115,12 +128,25 @@ impl Remembered {
             return Some(Some(stat.clone()));
         }
         // One of the object itself is of what is below it.
-        let newest = self.listings.iter().rev().find(|listed| below(&listed.prefix, url))?;
+        let newest = self.newest(url.parent())?;
         match newest.listing.get(url.key()) {
             Some(stat) if !newest.forgotten.contains(url) => Some(Some(stat)),
             Some(_) => None,
             None => newest.is_complete.then_some(None),
         }
+    }
+}
+
+/// Removes what is below a prefix.
+fn remove_below<V>(of: &mut BTreeMap<ObjectUrl, V>, prefix: &ObjectUrl) {
+    let first = match prefix.key() {
+        "" => prefix.clone(),
+        key => prefix.with_key(&format!("{key}/")),
+    };
+    let urls = of.range(&first..).map(|(url, _)| url);
+    let gone: Vec<ObjectUrl> = urls.take_while(|url| below(prefix, url)).cloned().collect();
+    for url in gone {
+        of.remove(&url);
     }
 }
 
@@ -155,6 +181,9 @@ const LISTED_AFTER: [usize; 6] = [8, 32, 128, 512, 2_048, 8_192];
 
 /// After so many folders beside each other were listed, the next ones are listed at once, in at most a page.
 const LISTED_BESIDE: usize = 2;
+
+/// Folders whose looks are counted; then counting begins again.
+const MOST_FOLDERS: usize = 100_000;
 
 /// Most objects that are remembered beside those of listings.
 const MOST_OPENED: usize = 1_000_000;
@@ -243,16 +272,16 @@ impl Storage {
         }
         remembered.stats.remove(url);
         remembered.kept.retain(|kept, _| kept != url && !below(kept, url));
-        remembered
-            .listings
-            .retain(|listed| listed.listing.len() > 0 || !below(&listed.prefix, url));
-        for listed in remembered
-            .listings
-            .iter_mut()
-            .filter(|listed| below(&listed.prefix, url))
-        {
+        for prefix in std::iter::successors(url.parent(), ObjectUrl::parent) {
+            let Some(listed) = remembered.listings.get_mut(&prefix) else {
+                continue;
+            };
+            if listed.listing.len() == 0 {
+                remembered.listings.remove(&prefix);
+                continue;
+            }
             // What cannot be listed again stays known.
-            listed.is_complete &= !listed.prefix.can_be_listed();
+            listed.is_complete &= !prefix.can_be_listed();
             if listed.listing.get(url.key()).is_some() {
                 listed.forgotten.insert(url.clone());
             }
@@ -329,18 +358,10 @@ impl Storage {
             return Ok(None);
         };
         let mut remembered = self.remembered();
-        remembered.stats.retain(|known, _| !below(url, known));
-        remembered
-            .listings
-            .retain(|listed| listed.prefix != *url && !below(url, &listed.prefix));
+        remove_below(&mut remembered.stats, url);
+        remove_below(&mut remembered.listings, url);
         if let Some(forgotten) = asking.forgotten(&remembered) {
-            remembered.listings.push(Remembering {
-                prefix: url.clone(),
-                at: began,
-                listing: Arc::clone(&listing),
-                is_complete: forgotten.is_empty(),
-                forgotten,
-            });
+            remembered.add(url, began, Arc::clone(&listing), forgotten);
         }
         Ok(Some(listing))
     }
@@ -370,27 +391,15 @@ impl Storage {
             };
             listing.push(url.join(&key)?.key(), &stat);
         }
-        let mut remembered = self.remembered();
-        remembered.listings.retain(|listed| listed.prefix != *url);
-        remembered.listings.push(Remembering {
-            prefix: url.clone(),
-            at: Instant::now(),
-            listing: Arc::new(listing.finish()),
-            is_complete: true,
-            forgotten: HashSet::new(),
-        });
+        let listing = Arc::new(listing.finish());
+        self.remembered().add(url, Instant::now(), listing, HashSet::new());
         Ok(())
     }
 
     /// Remembers that an object has nothing below it, as a file has nothing: nobody asks for what is below it from now on.
     pub fn remember_file(&self, url: &ObjectUrl) {
-        self.remembered().listings.push(Remembering {
-            prefix: url.clone(),
-            at: Instant::now(),
-            listing: Arc::default(),
-            is_complete: true,
-            forgotten: HashSet::new(),
-        });
+        self.remembered()
+            .add(url, Instant::now(), Arc::default(), HashSet::new());
     }
 
     /// What `of` finds in a listing of this process, if there is one of all that is below `url`.
@@ -431,6 +440,10 @@ impl Storage {
             let beside = folder
                 .parent()
                 .and_then(|above| remembered.listed_below.get(&above).copied());
+            if remembered.looked_at.len() >= MOST_FOLDERS {
+                remembered.looked_at.clear();
+                remembered.listed_below.clear();
+            }
             let looked_at = remembered.looked_at.entry(folder.clone()).or_default();
             (Arc::clone(looked_at), beside.unwrap_or_default())
         };
