@@ -7,6 +7,7 @@ mod arrow_files;
 mod columns;
 mod data_set;
 mod hub;
+mod hub_errors;
 mod hub_tree;
 mod listing;
 mod parquet_files;

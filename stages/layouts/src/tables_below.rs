@@ -54,8 +54,9 @@ pub fn find(storage: &Storage, root: &Path) -> Result<Vec<PathBuf>, ManifestErro
         }
         found.extend(table.map(|name| folder.join(name)));
         let folders = entries.iter().filter(|entry| entry.is_folder);
-        // What is hidden, and what macOS adds to archives, is no part of a corpus.
-        let folders = folders.filter(|entry| !entry.name.to_string_lossy().starts_with(['.', '_']));
+        // As `datasets` has it: hidden folders, and those of programs (`__MACOSX`), are no part of a corpus.
+        let is_left_out = |name: &str| name.starts_with('.') || name.starts_with("__");
+        let folders = folders.filter(|entry| !is_left_out(&entry.name.to_string_lossy()));
         waiting.extend(folders.map(|entry| (folder.join(&entry.name), depth + 1, has_table)));
     }
     found.sort_unstable();

@@ -11,12 +11,13 @@ use flow_corpus::files::{Format, expand_braces};
 use flow_corpus::looks::version_of;
 use flow_corpus::tree;
 use flow_corpus::{Fetch, Layout, Manifest, ManifestError, ReadSettings};
-use flow_hub::{DatasetFiles, DatasetReference, Hub, HubError, HubReference};
+use flow_hub::{DatasetFiles, DatasetReference, Hub, HubReference};
 use flow_kind::glob::path_fits;
 use flow_kind::read_regular_file;
 use flow_storage::{Location, Storage};
 use serde_yaml::Value;
 
+use super::hub_errors::{of_hub, stopped};
 use super::hub_tree::{may_be_layout, place_in_tree, settings_in_tree};
 use super::listing::{Listed, config_and_split, missing_numbers};
 use super::parquet_files::open_parquet_files;
@@ -293,18 +294,6 @@ fn remote(
         )),
     };
     addresses.into_iter().map(url).collect()
-}
-
-pub(super) fn of_hub(reference: &DatasetReference, error: HubError) -> ManifestError {
-    let why = match error {
-        HubError::Unavailable { message, help } => format!("{message}; {help}"),
-        other => other.to_string(),
-    };
-    ManifestError::manifest(Path::new(&reference.to_string()), why)
-}
-
-pub(super) fn stopped(reference: &DatasetReference) -> ManifestError {
-    ManifestError::manifest(Path::new(&reference.to_string()), "the download was stopped")
 }
 
 /// What a repository has in place of Parquet files, for a message.

@@ -7,7 +7,7 @@ use flow_corpus::{Fetch, ManifestError, ReadSettings};
 use flow_hub::{DatasetFiles, DatasetReference, Hub};
 use flow_storage::{Location, Storage};
 
-use super::hub::{of_hub, stopped};
+use super::hub_errors::{of_hub, stopped};
 
 /// Endings of files by which other layouts than Parquet are known.
 const OF_LAYOUTS: [&str; 10] = ["tar", "csv", "tsv", "jsonl", "json", "gz", "arrow", "txt", "scp", "srt"];

@@ -10,8 +10,10 @@ use super::levels::{peak, power, scale};
 /// Transforms of more samples, unless the response needs them, leave the cache.
 const LARGEST: usize = 1 << 15;
 
-/// Samples of a signal for which a thread keeps memory: a minute of 16 kHz.
-const KEPT: usize = 1 << 20;
+/// Samples of a transform for which a thread keeps memory, some 9 MB with the plans (responses of eight seconds); and those of a signal:
+/// a minute of 16 kHz.
+const KEPT_SIZE: usize = 1 << 18;
+const KEPT_INPUT: usize = 1 << 20;
 
 thread_local! {
     static CONVOLVER: RefCell<Convolver> = RefCell::new(Convolver::default());
@@ -103,8 +105,9 @@ impl Convolver {
         if !heard {
             signal.copy_from_slice(&self.input[reach - skipped..][..signal.len()]);
         }
-        self.input.truncate(KEPT);
-        self.input.shrink_to(KEPT);
+        if size > KEPT_SIZE || self.input.len() > KEPT_INPUT {
+            *self = Convolver::default();
+        }
         heard
     }
 }
