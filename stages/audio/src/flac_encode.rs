@@ -63,7 +63,7 @@ pub fn encode(samples: &Samples) -> Option<Vec<u8>> {
             }
         }
         md5.update(&raw);
-        let frame = frame(number as u64, width, &planes);
+        let frame = frame(number as u64, info.sample_rate, width, &planes);
         // A block holds 4,096 frames of 8 channels of 3 bytes at most, and verbatim coding bounds it.
         smallest = smallest.min(frame.len() as u32);
         largest = largest.max(frame.len() as u32);
@@ -87,20 +87,47 @@ pub fn encode(samples: &Samples) -> Option<Vec<u8>> {
     Some(file)
 }
 
-fn frame(number: u64, width: u32, planes: &[Vec<i32>]) -> Vec<u8> {
+/// The code of a sample rate in a frame's header, and the number that follows there, with its bits. FFmpeg takes the duration of
+/// a packet from it, so that without one players that seek leave out the end.
+fn rate_code(rate: u32) -> (u64, u64, u32) {
+    let hertz = u64::from(rate);
+    match rate {
+        88_200 => (1, 0, 0),
+        176_400 => (2, 0, 0),
+        192_000 => (3, 0, 0),
+        8_000 => (4, 0, 0),
+        16_000 => (5, 0, 0),
+        22_050 => (6, 0, 0),
+        24_000 => (7, 0, 0),
+        32_000 => (8, 0, 0),
+        44_100 => (9, 0, 0),
+        48_000 => (10, 0, 0),
+        96_000 => (11, 0, 0),
+        _ if rate < 1 << 16 => (13, hertz, 16),
+        _ if rate.is_multiple_of(1_000) && rate < 256_000 => (12, hertz / 1_000, 8),
+        _ if rate.is_multiple_of(10) => (14, hertz / 10, 16),
+        // That of STREAMINFO: a header cannot have it.
+        _ => (0, 0, 0),
+    }
+}
+
+fn frame(number: u64, sample_rate: u32, width: u32, planes: &[Vec<i32>]) -> Vec<u8> {
     let length = planes.first().map_or(0, Vec::len);
     let mut bits = Bits::default();
     // Blocks of one size, so that frames are counted.
     bits.put(0xfff8, 16);
     let whole = length == BLOCK;
-    // 4,096 frames, or 16 bits with the length; the sample rate is that of STREAMINFO.
-    bits.put(if whole { 0xc0 } else { 0x70 }, 8);
+    // 4,096 frames, or 16 bits with the length.
+    bits.put(if whole { 0b1100 } else { 0b0111 }, 4);
+    let (code, rate, rate_bits) = rate_code(sample_rate);
+    bits.put(code, 4);
     bits.put(planes.len() as u64 - 1, 4);
     bits.put(if width == 16 { 0b1000 } else { 0b1100 }, 4);
     put_number(&mut bits, number);
     if !whole {
         bits.put(length as u64 - 1, 16);
     }
+    bits.put(rate, rate_bits);
     let check = crc8(&bits.bytes);
     bits.put(u64::from(check), 8);
     for plane in planes {

@@ -76,6 +76,49 @@ fn the_ends_of_every_range() {
     returns(&samples(48_000, 1, 16, &long));
 }
 
+/// FFmpeg finds no duration of frames that leave their rate to STREAMINFO, and loses the last ones when it seeks. Codes are
+/// those of RFC 9639, section 9.1.2.
+#[test]
+fn frames_say_their_sample_rate() {
+    let own = [
+        (88_200, 1),
+        (176_400, 2),
+        (192_000, 3),
+        (8_000, 4),
+        (16_000, 5),
+        (22_050, 6),
+        (24_000, 7),
+        (32_000, 8),
+        (44_100, 9),
+        (48_000, 10),
+        (96_000, 11),
+        (200_000, 12),
+        (11_025, 13),
+        (1, 13),
+        (255_990, 14),
+        (600_000, 14),
+        (MOST_RATE, 14),
+        (123_457, 0),
+    ];
+    for (rate, code) in own {
+        // A whole block, and a shorter one with its length.
+        for values in [vec![3; 4096], vec![3; 17]] {
+            let file = returns(&samples(rate, 1, 16, &values));
+            // Behind the marker and STREAMINFO.
+            let header = &file[42..];
+            assert_eq!(header[2] & 0xf, code, "{rate}");
+            let length = if values.len() == 4096 { 0 } else { 2 };
+            let number = &header[5 + length..];
+            match code {
+                12 => assert_eq!(u32::from(number[0]) * 1_000, rate),
+                13 => assert_eq!(u32::from(u16::from_be_bytes([number[0], number[1]])), rate),
+                14 => assert_eq!(u32::from(u16::from_be_bytes([number[0], number[1]])) * 10, rate),
+                _ => {}
+            }
+        }
+    }
+}
+
 #[test]
 fn what_flac_cannot_hold_is_refused() {
     assert!(encode(&samples(16_000, 1, 16, &[])).is_none());

@@ -171,7 +171,7 @@ impl AudioFolder {
                     blocks
                         .iter()
                         .flat_map(|(_, files)| files)
-                        .filter(|listed| !matches!(listed.transcript, Transcript::Refused { .. }))
+                        .filter(|listed| !matches!(listed.transcript, Transcript::Refused(_)))
                         .map(|listed| listed.file.as_str()),
                 )
             },
@@ -191,7 +191,7 @@ impl AudioFolder {
         lists: &BTreeMap<&Arc<Path>, Lines<'_>>,
     ) -> Result<String, Refusal> {
         match place {
-            Transcript::Refused { reason, detail } => Err(refuse(reason, detail.clone())),
+            Transcript::Refused(refusal) => Err(refusal.as_ref().clone()),
             Transcript::Beside(extension) => transcript(storage, &self.beside(file, extension)).map_err(|refusal| {
                 if refusal.reason != "missing_text" {
                     return refusal;
@@ -286,7 +286,7 @@ impl Opened for AudioFolder {
                         }
                     }
                     Transcript::Line(list) if lists.insert(list) => texts.push(list.to_path_buf()),
-                    Transcript::Line(_) | Transcript::Refused { .. } => {}
+                    Transcript::Line(_) | Transcript::Refused(_) => {}
                 }
             }
             Ok(SourcePartition::new(

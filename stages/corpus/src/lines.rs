@@ -119,17 +119,36 @@ impl Tars {
             })?;
             Ok::<_, ManifestError>((number, tar))
         };
-        Ok(Tars::ByNumber(tars.into_iter().map(number).collect::<Result<_, _>>()?))
+        let mut by_number = HashMap::new();
+        for tar in tars {
+            let (number, tar) = number(tar)?;
+            if let Some(other) = by_number.insert(number, tar.clone()) {
+                let why = format!(
+                    "{} has the same number, which is the `shard_id` of a line: read the manifests of each by themselves",
+                    other.display()
+                );
+                return Err(ManifestError::manifest(&tar, why));
+            }
+        }
+        Ok(Tars::ByNumber(by_number))
     }
 
+    /// The tar of a line. None where no tar has its number, also of those that belong to a file, where NeMo named them.
     fn of(&self, file: usize, shard: Option<u64>) -> Option<&Path> {
         match self {
             Tars::None => None,
-            Tars::ByFile(tars) => tars.get(file),
+            Tars::ByFile(tars) => tars
+                .get(file)
+                .filter(|tar| shard.is_none() || of_nemo(tar).is_none_or(|number| Some(number) == shard)),
             Tars::ByNumber(tars) => tars.get(&shard?),
         }
         .map(PathBuf::as_path)
     }
+}
+
+/// The number of a tar that is called as NeMo calls them: `audio_12.tar`.
+fn of_nemo(tar: &Path) -> Option<u64> {
+    tar.file_stem()?.to_str()?.strip_prefix("audio_")?.parse().ok()
 }
 
 impl LineManifest {

@@ -14,6 +14,7 @@ use flow_storage::Storage;
 use unicode_normalization::UnicodeNormalization;
 
 use crate::ManifestError;
+use crate::manifest_row::{self, Refusal};
 use crate::transcripts::{LIST, lines_of, split_line};
 use crate::tree::{self, TreeEntry};
 
@@ -45,8 +46,8 @@ pub enum Transcript {
     Beside(Cow<'static, str>),
     /// In a line of a list of LibriSpeech's form, `<utterance> <text>`.
     Line(Arc<Path>),
-    /// No recording with a transcript, for this reason.
-    Refused { reason: &'static str, detail: String },
+    /// No recording with a transcript, for this reason. There may be millions of the others, so it is apart.
+    Refused(Box<Refusal>),
 }
 
 /// A folder to be listed.
@@ -111,13 +112,17 @@ pub fn list(
             });
         }
         links.extend(contents.links.iter().filter(is_read).map(|name| inner(name)));
-        let recordings = contents.recordings(storage, &folder)?;
-        // There may be millions of names.
-        drop(contents);
-        let mut files = recordings.into_iter().map(|(name, transcript)| Listed {
-            file: inner(&name),
-            transcript,
-        });
+        let mut files = contents
+            .into_recordings(storage, &folder)?
+            .into_iter()
+            .map(|listed| Listed {
+                file: if next.below.is_empty() {
+                    listed.file
+                } else {
+                    inner(&listed.file)
+                },
+                ..listed
+            });
         let name = if next.below.is_empty() { "." } else { &next.below };
         for number in 0.. {
             let block: Vec<Listed> = files.by_ref().take(BLOCK).collect();
@@ -143,21 +148,33 @@ fn canonical(folder: &Path) -> Result<PathBuf, ManifestError> {
     tree::canonical(folder).map_err(|e| ManifestError::io(folder, e))
 }
 
-/// The entries of one folder.
+/// The entries of one folder, of which there may be millions; files in the order of their names.
 #[derive(Default)]
 struct Contents {
     folders: Vec<String>,
     /// Symbolic links to folders.
     links: Vec<String>,
-    recordings: BTreeSet<String>,
+    recordings: Vec<String>,
     /// Files that may be transcripts.
-    texts: BTreeSet<String>,
-    /// Their extensions as they are written, by stem and extension in lower case.
-    extensions: HashMap<(String, String), String>,
+    texts: Vec<String>,
     /// Folders and recordings whose names are not UTF-8, as they can be shown.
     unnamed: BTreeSet<String>,
-    /// Files that are neither recordings nor transcripts, by stem.
-    others: HashMap<String, String>,
+    /// Files that are neither recordings nor transcripts.
+    others: Vec<String>,
+}
+
+/// What follows `stem` and a dot in the names, sorted, that begin so.
+fn endings<'n>(names: &'n [String], stem: &str) -> impl Iterator<Item = &'n str> {
+    let beginning = format!("{stem}.");
+    let first = names.partition_point(|name| *name < beginning);
+    names[first..]
+        .iter()
+        .map_while(move |name| name.strip_prefix(&beginning))
+}
+
+/// The extensions of the names that have this stem.
+fn extensions<'n>(names: &'n [String], stem: &str) -> impl Iterator<Item = &'n str> {
+    endings(names, stem).filter(|ending| !ending.contains('.'))
 }
 
 fn is_audio(extension: Option<&OsStr>) -> bool {
@@ -199,41 +216,64 @@ impl Contents {
             } else if is_folder {
                 contents.folders.push(name);
             } else if is_audio(extension) {
-                contents.recordings.insert(name);
+                contents.recordings.push(name);
             } else if extension
                 .is_some_and(|found| found.eq_ignore_ascii_case("txt") || found.eq_ignore_ascii_case("lab"))
             {
-                contents.texts.insert(name);
+                contents.texts.push(name);
             } else {
-                contents.others.insert(stem(&name).to_string(), name);
+                contents.others.push(name);
             }
         }
-        // Small letters come last in their order, and stand where there are both.
-        for name in &contents.texts {
-            if let Some(extension) = Path::new(name).extension().and_then(OsStr::to_str) {
-                let key = (stem(name).to_string(), extension.to_ascii_lowercase());
-                contents.extensions.insert(key, extension.to_string());
-            }
-            if let Some(recording) = of_libri_tts(name, NORMALIZED) {
-                let key = (recording.to_string(), NORMALIZED.to_string());
-                contents.extensions.insert(key, NORMALIZED.to_string());
-            }
+        for names in [&mut contents.recordings, &mut contents.texts, &mut contents.others] {
+            names.sort_unstable();
         }
         Ok(contents)
     }
 
+    fn has_recording(&self, stem: &str) -> bool {
+        extensions(&self.recordings, stem).next().is_some()
+    }
+
+    /// A file of this stem that is neither a recording nor a transcript.
+    fn other(&self, stem: &str) -> Option<String> {
+        match extensions(&self.others, stem).next() {
+            Some(extension) => Some(format!("{stem}.{extension}")),
+            None => self
+                .others
+                .binary_search_by(|name| name.as_str().cmp(stem))
+                .is_ok()
+                .then(|| stem.to_owned()),
+        }
+    }
+
+    /// The extension of the transcript beside a recording, as it is written. Small letters come last in their order, and are taken
+    /// where there are both.
+    fn beside(&self, stem: &str) -> Option<&str> {
+        let last = |wanted: &str| {
+            extensions(&self.texts, stem)
+                .filter(|extension| extension.eq_ignore_ascii_case(wanted))
+                .last()
+        };
+        last("txt")
+            .or_else(|| last("lab"))
+            .or_else(|| endings(&self.texts, stem).find(|ending| *ending == NORMALIZED))
+    }
+
     /// Recordings in the order of their names, and where their transcripts are. An utterance of a list without a
     /// recording counts as a missing recording, and so does a transcript without a recording beside others.
-    fn recordings(&self, storage: &Storage, folder: &Path) -> Result<Vec<(String, Transcript)>, ManifestError> {
-        let stems: HashSet<&str> = self.recordings.iter().map(|name| stem(name)).collect();
+    fn into_recordings(mut self, storage: &Storage, folder: &Path) -> Result<Vec<Listed>, ManifestError> {
         let mut lines: HashMap<String, Arc<Path>> = HashMap::new();
-        let mut refused: Vec<(String, Transcript)> = Vec::new();
+        let mut refused: Vec<Listed> = Vec::new();
         let mut refuse = |name: &str, reason, detail| {
-            refused.push((name.to_string(), Transcript::Refused { reason, detail }));
+            refused.push(Listed {
+                file: name.to_string(),
+                transcript: Transcript::Refused(Box::new(manifest_row::refuse(reason, detail))),
+            });
         };
         for name in self.texts.iter().filter(|name| name.ends_with(LIST)) {
             // Or it is the transcript of `x.trans.flac`.
-            if stems.contains(stem(name)) {
+            if self.has_recording(stem(name)) {
                 continue;
             }
             let path: Arc<Path> = folder.join(name).into();
@@ -259,17 +299,19 @@ impl Contents {
         if !self.recordings.is_empty() {
             let is_of_libri_tts = |name: &str| {
                 let recording = of_libri_tts(name, NORMALIZED).or_else(|| of_libri_tts(name, ORIGINAL));
-                recording.is_some_and(|recording| stems.contains(recording))
+                recording.is_some_and(|recording| self.has_recording(recording))
             };
             let texts = self
                 .texts
                 .iter()
                 .filter(|name| !name.ends_with(LIST) && !is_of_libri_tts(name));
             // Hardly ever needed.
-            let by_form: LazyCell<HashMap<String, &str>, _> =
-                LazyCell::new(|| stems.iter().map(|stem| (composed(stem), *stem)).collect());
-            for text in texts.filter(|name| !stems.contains(stem(name))) {
-                let other = match (by_form.get(&composed(stem(text))), self.others.get(stem(text))) {
+            let by_form: LazyCell<HashMap<String, &str>, _> = LazyCell::new(|| {
+                let stems = self.recordings.iter().map(|name| stem(name));
+                stems.map(|stem| (composed(stem), stem)).collect()
+            });
+            for text in texts.filter(|name| !self.has_recording(stem(name))) {
+                let other = match (by_form.get(&composed(stem(text))), self.other(stem(text))) {
                     (Some(recording), _) => format!(
                         "; `{recording}` is written in another form of Unicode: its letters look the same, but the names differ"
                     ),
@@ -283,30 +325,25 @@ impl Contents {
         for name in &self.unnamed {
             refuse(name, "unsafe_name", "its name is not UTF-8".into());
         }
-        let beside = |stem: &str| {
-            let written = |extension: &str| self.extensions.get(&(stem.to_string(), extension.to_string()));
-            written("txt")
-                .or_else(|| written("lab"))
-                .or_else(|| written(NORMALIZED))
-                .cloned()
-        };
-        let transcript = |stem: &str| match (beside(stem), lines.get(stem)) {
-            (Some(extension), _) if extension != "txt" => Transcript::Beside(extension.into()),
+        let missing = lines.iter().filter(|(utterance, _)| !self.has_recording(utterance));
+        refused.extend(missing.map(|(utterance, list)| Listed {
+            file: format!("{utterance}.flac"),
+            transcript: Transcript::Line(Arc::clone(list)),
+        }));
+        let transcript = |contents: &Contents, stem: &str| match (contents.beside(stem), lines.get(stem)) {
+            (Some(extension), _) if extension != "txt" => Transcript::Beside(extension.to_owned().into()),
             (None, Some(list)) => Transcript::Line(Arc::clone(list)),
             _ => Transcript::Beside("txt".into()),
         };
-        let mut found: Vec<(String, Transcript)> = self
-            .recordings
-            .iter()
-            .map(|name| (name.clone(), transcript(stem(name))))
+        let recordings = std::mem::take(&mut self.recordings).into_iter();
+        let mut found: Vec<Listed> = recordings
+            .map(|file| Listed {
+                transcript: transcript(&self, stem(&file)),
+                file,
+            })
             .collect();
-        let missing = lines
-            .iter()
-            .filter(|(utterance, _)| !stems.contains(utterance.as_str()));
-        found
-            .extend(missing.map(|(utterance, list)| (format!("{utterance}.flac"), Transcript::Line(Arc::clone(list)))));
         found.extend(refused);
-        found.sort_by(|a, b| a.0.cmp(&b.0));
+        found.sort_by(|a, b| a.file.cmp(&b.file));
         Ok(found)
     }
 }

@@ -35,8 +35,8 @@ type Place = (PathBuf, Option<(i64, i64)>);
 /// Members of a tar by name: offset and size.
 struct Members {
     by_name: HashMap<String, (i64, i64)>,
-    /// By the last part of the name.
-    by_file_name: HashMap<String, (i64, i64)>,
+    /// Names by their last part.
+    by_file_name: HashMap<String, Vec<String>>,
 }
 
 /// Finds recordings. Caches the last tar listing and the last recording.
@@ -129,8 +129,8 @@ impl Recordings {
         if let Some((tar, member)) = &wanted.member {
             match self.members(tar)? {
                 Ok(members) => match members.find(member) {
-                    Some(range) => return Ok(Ok((tar.clone(), Some(range)))),
-                    None => tried.push(format!("{member:?} in {}", tar.display())),
+                    Ok(range) => return Ok(Ok((tar.clone(), Some(range)))),
+                    Err(others) => tried.push(format!("{member:?} in {}{others}", tar.display())),
                 },
                 Err(why) => tried.push(format!("{member:?} in {} ({why})", tar.display())),
             }
@@ -177,12 +177,24 @@ impl Recordings {
 }
 
 impl Members {
-    /// By its whole name, or by its file name, since tools may omit folders.
-    fn find(&self, name: &str) -> Option<(i64, i64)> {
+    /// By its whole name, or by the one member whose name ends as this one does, since tools may leave out the first folders of
+    /// either. Folders that differ are another recording's. The error says what there is.
+    fn find(&self, name: &str) -> Result<(i64, i64), String> {
         let bare = crate::names::strip_dot_slash(name);
+        if let Some(range) = self.by_name.get(bare) {
+            return Ok(*range);
+        }
         let file_name = bare.rsplit('/').next().unwrap_or(bare);
-        let found = self.by_name.get(bare).or_else(|| self.by_file_name.get(file_name));
-        found.copied()
+        let alike = self.by_file_name.get(file_name).map_or(&[][..], Vec::as_slice);
+        let below = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|rest| rest.ends_with('/'));
+        let fitting = |other: &&String| below(other, bare) || below(bare, other);
+        let found: Vec<&String> = alike.iter().filter(fitting).collect();
+        match (found.as_slice(), alike) {
+            ([one], _) => self.by_name.get(*one).copied().ok_or_else(String::new),
+            ([one, other, ..], _) => Err(format!(", where {one:?} and {other:?} are called so")),
+            ([], [other, ..]) => Err(format!(", which has {other:?} in another folder")),
+            ([], []) => Err(String::new()),
+        }
     }
 }
 
@@ -239,7 +251,8 @@ fn list(storage: &Storage, path: &Path) -> Result<Result<Members, String>, Stage
             continue;
         }
         let file_name = member.name.rsplit('/').next().unwrap_or(&member.name);
-        members.by_file_name.insert(file_name.to_string(), (offset, size));
+        let alike = members.by_file_name.entry(file_name.to_string()).or_default();
+        alike.push(member.name.clone());
         members.by_name.insert(member.name.clone(), (offset, size));
     }
     Ok(Ok(members))

@@ -265,6 +265,65 @@ fn members_of_tars_are_found_by_name() {
     }
 }
 
+/// A row never gets the recording of another one, because that is called alike in another folder or another tar.
+#[test]
+fn members_called_alike_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let audio = recording();
+    let members = ["spk1/a.flac", "spk3/b.flac", "spk4/b.flac", "c.flac", "x/deep/d.flac"];
+    let tar = tar_of(&members.map(|name| (name, &audio)));
+    fs::write(at("audio_0.tar"), tar).unwrap();
+    let line = |name: &str, shard: usize| {
+        serde_json::json!({"audio_filepath": name, "duration": 0.5, "text": name, "shard_id": shard, "lang": "hi"})
+            .to_string()
+    };
+    let names = [
+        "spk1/a.flac",
+        "/data/spk1/a.flac",
+        "spk9/c.flac",
+        "deep/d.flac",
+        "d.flac",
+        "spk2/a.flac",
+        "b.flac",
+        "eep/d.flac",
+    ];
+    let mut lines = names.map(|name| line(name, 0)).to_vec();
+    lines.push(line("c.flac", 1));
+    fs::write(at("m.json"), lines.join("\n")).unwrap();
+    let settings = ReadSettings {
+        tars: at("audio_0.tar").to_str().unwrap().into(),
+        ..settings(&at("m.json"))
+    };
+    let output = run(settings.clone());
+    assert_eq!(column(&output, "text"), names[..5]);
+    let details: Vec<&str> = output
+        .rejects()
+        .iter()
+        .map(|(_, reject)| reject.detail.as_str())
+        .collect();
+    for (detail, part) in details.iter().zip([
+        "which has \"spk1/a.flac\" in another folder",
+        "where \"spk3/b.flac\" and \"spk4/b.flac\" are called so",
+        "which has \"x/deep/d.flac\" in another folder",
+        "no tar has the number of shard \"1\"",
+    ]) {
+        assert!(detail.contains(part), "{details:?}");
+    }
+    assert_eq!(reasons(&output), ["missing_audio"; 4]);
+
+    // Two tars of the same number, as NeMo's buckets have them.
+    for bucket in ["bucket1", "bucket2"] {
+        fs::create_dir(at(bucket)).unwrap();
+        fs::copy(at("audio_0.tar"), at(bucket).join("audio_0.tar")).unwrap();
+    }
+    let message = failure(ReadSettings {
+        tars: at("bucket{1..2}/audio_0.tar").to_str().unwrap().into(),
+        ..settings
+    });
+    assert!(message.contains("has the same number"), "{message}");
+}
+
 fn tar_of(members: &[(&str, &Vec<u8>)]) -> Vec<u8> {
     let mut tar = Vec::new();
     for (name, bytes) in members {

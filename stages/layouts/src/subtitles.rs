@@ -37,6 +37,11 @@ fn ending(name: &str) -> Option<String> {
         .map(str::to_ascii_lowercase)
 }
 
+/// Whether a name has one of these endings.
+fn is_of(name: &str, endings: &[&str]) -> bool {
+    ending(name).is_some_and(|ending| endings.contains(&ending.as_str()))
+}
+
 /// What is found in folders.
 #[derive(Debug, Default)]
 struct Found {
@@ -55,7 +60,10 @@ fn first_titled(storage: &Storage, root: &Path) -> Option<Titled> {
             continue;
         }
         let entries = entries_of(storage, &folder);
-        found.add(&folder, &entries);
+        // There may be a million recordings without any, each of which `add` refuses.
+        if entries.names.iter().any(|name| is_of(name, &SUBTITLES)) {
+            found.add(&folder, &entries);
+        }
         if !found.titled.is_empty() || seen.len() >= MOST_FOLDERS {
             break;
         }
@@ -89,8 +97,6 @@ impl Found {
 
     /// Adds what is in the folder itself.
     fn add(&mut self, folder: &Path, entries: &Entries) {
-        let is_of =
-            |name: &str, endings: &[&str]| ending(name).is_some_and(|ending| endings.contains(&ending.as_str()));
         let files = || entries.names.difference(&entries.folders);
         let mut recordings: BTreeMap<&str, &String> = BTreeMap::new();
         for name in files().filter(|name| is_of(name, &AUDIO)) {

@@ -29,13 +29,15 @@ pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings) -> Result<M
     let has_splits = !folders.is_empty()
         && folders.iter().all(|name| is_of_split(name))
         && !entries.names.difference(folders).any(|name| is_recording(&name));
+    let names: Vec<String> = folders.iter().cloned().collect();
+    // There may be a million files, which are listed again.
+    drop(entries);
     if !has_splits {
         refuse_settings(Layout::Transcripts, "transcripts", root, settings)?;
         return Ok(Box::new(answered(|| {
             AudioFolder::open(storage, root, settings, None, None)
         })??));
     }
-    let names: Vec<String> = folders.iter().cloned().collect();
     let (places, told) = chosen(&names, &settings.split, root)?;
     let read: BTreeSet<String> = places.into_iter().map(|place| names[place].clone()).collect();
     Ok(Box::new(answered(|| {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
+use object_store::ObjectMeta;
 
 use crate::client::{CUT_ANSWERS, Client, key_of, pause};
 use crate::error::{StorageError, StorageFault, is_cut};
@@ -45,12 +46,12 @@ impl Client {
         readable
     }
 
-    /// What lies right below `url`.
-    pub async fn list_folder(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
+    /// What lies right below `url`: folders, and objects as storage describes them, sorted. There may be a million, each of some 200 bytes.
+    async fn list_right_below(&self, url: &ObjectUrl) -> Result<(Vec<ObjectUrl>, Vec<ObjectMeta>), StorageError> {
         self.can_list(url)?;
         let key = key_of(url)?;
         let mut attempt = 0;
-        let listed = loop {
+        let mut listed = loop {
             match tokio::time::timeout(self.limits.whole(), self.store.list_with_delimiter(Some(&key))).await {
                 Ok(Ok(listed)) => break listed,
                 Ok(Err(error)) if is_cut(&error) && attempt < CUT_ANSWERS => {}
@@ -67,11 +68,19 @@ impl Client {
             .collect();
         folders.sort_unstable();
         folders.retain(|folder| self.can_name(folder));
-        let mut objects: Vec<Entry> = listed.objects.iter().map(|meta| entry(url, meta)).collect();
-        objects.retain(|entry| self.can_name(&entry.url));
         // A prefix itself may be an object without bytes, made by programs that show folders.
-        objects.retain(|entry| entry.url.key() != url.key());
-        objects.sort_unstable_by(|a, b| a.url.cmp(&b.url));
+        listed.objects.retain(|meta| {
+            let key = meta.location.as_ref();
+            key != url.key() && self.can_name(&url.with_key(key))
+        });
+        listed.objects.sort_unstable_by(|a, b| a.location.cmp(&b.location));
+        Ok((folders, listed.objects))
+    }
+
+    /// What lies right below `url`.
+    pub async fn list_folder(&self, url: &ObjectUrl) -> Result<Folder, StorageError> {
+        let (folders, objects) = self.list_right_below(url).await?;
+        let objects = objects.into_iter().map(|meta| entry(url, &meta)).collect();
         Ok(Folder { folders, objects })
     }
 
@@ -133,12 +142,12 @@ impl Client {
 
     /// All objects below `url`. The prefixes right below it are listed at the same time.
     pub async fn list(self: Arc<Self>, url: ObjectUrl) -> Result<Listing, StorageError> {
-        let mut folder = self.list_folder(&url).await?;
+        let (mut folders, objects) = self.list_right_below(&url).await?;
         // In the order of the keys below them.
-        folder.folders.sort_by_cached_key(|prefix| first_below(prefix.key()));
-        let mut objects = folder.objects.into_iter().peekable();
+        folders.sort_by_cached_key(|prefix| first_below(prefix.key()));
+        let mut objects = objects.into_iter().peekable();
         let mut found = ListingBuilder::default();
-        let mut below = futures::stream::iter(folder.folders)
+        let mut below = futures::stream::iter(folders)
             .map(|prefix| {
                 let client = Arc::clone(&self);
                 async move {
@@ -149,19 +158,19 @@ impl Client {
             .buffered(AT_ONCE);
         while let Some((prefix, listing)) = below.try_next().await? {
             let first = first_below(prefix.key());
-            while let Some(object) = objects.next_if(|object| *object.url.key() < *first) {
-                found.push(object.url.key(), &object.stat);
+            while let Some(object) = objects.next_if(|object| *object.location.as_ref() < *first) {
+                found.push(object.location.as_ref(), &Stat::of(&object));
             }
             found.append(&listing);
         }
         for object in objects {
-            found.push(object.url.key(), &object.stat);
+            found.push(object.location.as_ref(), &Stat::of(&object));
         }
         Ok(found.finish().without_folders())
     }
 }
 
-fn entry(below: &ObjectUrl, meta: &object_store::ObjectMeta) -> Entry {
+fn entry(below: &ObjectUrl, meta: &ObjectMeta) -> Entry {
     Entry {
         url: below.with_key(meta.location.as_ref()),
         stat: Stat::of(meta),

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::Float64Type;
 use flow_corpus::columns;
 use flow_corpus::written_set::REJECTS;
 use flow_kind::StageError;
@@ -368,16 +369,17 @@ fn paths_take_the_place_of_recordings_that_are_files() {
     assert!(format!("{error:?}").contains("audio_of_rows"), "{error:?}");
 }
 
-/// Needs a Python that has `datasets`; `FLOW_TEST_PYTHON` names it.
+/// Needs a Python that has `datasets` and `torchcodec`; `FLOW_TEST_PYTHON` names it.
 #[test]
-#[ignore = "needs a Python with datasets"]
+#[ignore = "needs a Python with datasets and torchcodec"]
 fn datasets_itself_loads_what_is_written() {
     const LOAD: &str = "import datasets, hashlib, json, sys
 data = datasets.load_dataset(sys.argv[1], cache_dir=sys.argv[2])
 rate = data['train'].features['audio'].sampling_rate
+samples = [r['audio'].get_all_samples().data.shape[-1] for r in data['train']]
 data = data.cast_column('audio', datasets.Audio(decode=False))
 rows = {s: [[r['text'], r['lang'], r['segment_id'], hashlib.sha256(r['audio']['bytes']).hexdigest()] for r in d] for s, d in data.items()}
-print(json.dumps([rate, rows]))";
+print(json.dumps([rate, rows, samples]))";
     let folder = tempfile::tempdir().unwrap();
     let rows = read(&layout("lhotse"), "");
     let out = folder.path().join("out");
@@ -407,4 +409,12 @@ print(json.dumps([rate, rows]))";
         );
     }
     assert_eq!(found[0], 16_000);
+    // Cut out of a recording or as it was: decoded to the end.
+    let rows = rows.all_rows("rows");
+    let seconds = rows.column_by_name("duration").unwrap().as_primitive::<Float64Type>();
+    let samples = seconds
+        .values()
+        .iter()
+        .map(|seconds| json!((seconds * 16e3).round() as u64));
+    assert_eq!(found[2], Value::Array(samples.collect()));
 }
