@@ -30,6 +30,8 @@ pub struct NodeState {
     pub missing: u64,
     /// To be reused, although no run ever completed it.
     pub never_complete: bool,
+    /// Follows the selected nodes, and its settled records are not of their present output: they are no result of this run.
+    pub beyond: bool,
     /// By port, the digest of all settled partitions, where it was asked for.
     pub whole: BTreeMap<usize, Digest>,
     /// Of a settled `decide`, the digests of what it decided of each partition, where they were asked for.

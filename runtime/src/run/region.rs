@@ -61,11 +61,19 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
     let begun = Instant::now();
     let verdicts = state.decide(region)?;
     tracing::debug!(region, elapsed = ?begun.elapsed(), "decided what runs");
+    let mut noted = Vec::with_capacity(nodes.len());
     for &node in &nodes {
         if state.selection.selected[node] {
+            noted.push(node);
             continue;
         }
+        let is_current = state.nodes[node].all_settled;
         state.settle_as_it_stands(node)?;
+        if is_beyond(state, node, is_current) {
+            state.nodes[node].beyond = true;
+            continue;
+        }
+        noted.push(node);
         let stale = state.nodes[node].stale;
         if stale > 0 && !state.is_partial() && state.graph.nodes[node].stored.contains(&true) {
             let message = match stale {
@@ -78,7 +86,7 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
         }
     }
     if !selected {
-        nodes.iter().try_for_each(|node| note(state, *node, snapshots))?;
+        noted.iter().try_for_each(|node| note(state, *node, snapshots))?;
         return Ok(snapshots.flush()?);
     }
     demand_artifacts(state, &nodes)?;
@@ -102,8 +110,18 @@ fn run(state: &mut PlanState, region: usize, running: &Running, run_counts: &mut
     for node in incomplete {
         state.nodes[node].all_settled = false;
     }
-    nodes.iter().try_for_each(|node| note(state, *node, snapshots))?;
+    let noted = nodes.iter().filter(|node| noted.contains(node));
+    noted.into_iter().try_for_each(|node| note(state, *node, snapshots))?;
     Ok(snapshots.flush()?)
+}
+
+/// Whether a node that is not selected only follows those that are, and has other input than their present output.
+fn is_beyond(state: &PlanState, node: usize, is_current: bool) -> bool {
+    let any = |nodes: Vec<usize>| nodes.iter().any(|node| state.selection.selected[*node]);
+    let mut inputs = state.graph.nodes[node].inputs.iter();
+    (!is_current || inputs.any(|input| state.nodes[input.node].beyond))
+        && any(state.graph.upstream(node))
+        && !any(state.graph.downstream(node))
 }
 
 /// Refuses to run on artifacts of unselected stages that are incomplete or out of date.

@@ -292,6 +292,42 @@ fn only_from_until_and_force() {
     assert!(error.help().unwrap().contains("probe"), "{error:?}");
 }
 
+/// A run does not list results of another run's settings as its own.
+#[test]
+fn stages_after_the_last_selected_one_are_listed_only_where_they_are_current() {
+    let mut place = Place::new();
+    place.run(&[]);
+    let decided = |place: &Place| {
+        let store = Store::open(&Storage::default(), &place.options.state, Access::Read).unwrap();
+        let last = store.runs().unwrap().pop().unwrap();
+        store
+            .run_snapshots(&last)
+            .unwrap()
+            .unwrap()
+            .of("dedup:decide")
+            .is_some()
+    };
+    place.options.selection.until = Some("clean".into());
+    place.run(&[]);
+    assert!(decided(&place));
+    let events = Events::default();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let listener = Arc::clone(&seen);
+    events.listen(move |event| listener.lock().unwrap().push(event.clone()));
+    run(&place.checked(&["least=9"]), &place.options, &events).unwrap();
+    assert!(!decided(&place));
+    let warnings = seen
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|event| matches!(event, Event::Warning { .. }))
+        .count();
+    assert_eq!(warnings, 0);
+    // What the first run stored is reused.
+    place.options.selection.until = None;
+    assert_eq!(place.run(&[]).ran, 0);
+}
+
 #[test]
 fn reasons_look_back_past_runs_about_some_partitions() {
     let mut place = Place::new();

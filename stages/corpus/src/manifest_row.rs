@@ -103,7 +103,7 @@ impl ManifestRow {
         if self.lang.trim().is_empty() {
             return Err(refuse(
                 "missing_field",
-                "lang: the row names none; the setting `lang` gives one to all such rows (`und` where it does not matter)",
+                "lang: the row names none; the setting `lang`, such as `--set lang=en`, gives one to all such rows (`und` where it does not matter)",
             ));
         }
         if !is_language(&self.lang) {
