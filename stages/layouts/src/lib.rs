@@ -2,6 +2,7 @@
 //! reads them and other manifests.
 
 mod at_once;
+mod chosen_rows;
 mod common_voice;
 mod fleurs;
 mod folder_entries;
