@@ -88,8 +88,11 @@ pub fn open(
         return Ok(LaidOut::of_lines(ChosenRows::all(tables, told), settings));
     }
     let told = format!(
-        "{told} without the {} rows of {} (`split: {VALIDATED}` reads them, too)",
-        of_others.len(),
+        "{told} without the {} of {} (`split: {VALIDATED}` reads them, too)",
+        match of_others.len() {
+            1 => "one row".into(),
+            count => format!("{count} rows"),
+        },
         all_of(&["dev", "test"]).join(".tsv and ") + ".tsv"
     );
     let rows = ChosenRows::all(tables, told).without(of_tests, move |row| {

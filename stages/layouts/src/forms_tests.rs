@@ -344,7 +344,7 @@ fn common_voice_is_read_as_it_is_unpacked() {
     );
     let told = opened(&of("")).decision().unwrap();
     assert!(
-        told.contains("Common Voice, validated.tsv without the 1 rows of dev.tsv"),
+        told.contains("Common Voice, validated.tsv without the one row of dev.tsv"),
         "{told}"
     );
     for split in ["validated", "all"] {
