@@ -153,12 +153,12 @@ pub fn is_decoded_from_the_beginning(storage: &Storage, path: &Path, range: Opti
 /// The length in seconds that the header of a FLAC or WAV recording gives, which is the file or the `range` (offset and size
 /// in bytes) of it. None of another format, and where the header does not say it or cannot be read: then only decoding tells.
 pub fn stated_seconds(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> Option<f64> {
-    opened_seconds(storage, path, range).flatten()
+    Some(opened_extent(storage, path, range)??.seconds())
 }
 
-/// The same of a recording that can be opened; the outer is none of others.
-pub fn opened_seconds(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> Option<Option<f64>> {
-    Some(stated(&StoredBytes::open(storage, path, range).ok()?))
+/// What the header says, as for [`stated_seconds`], of a recording that can be opened; the outer is none of others.
+pub fn opened_extent(storage: &Storage, path: &Path, range: Option<(u64, u64)>) -> Option<Option<Extent>> {
+    Some(stated_extent(&StoredBytes::open(storage, path, range).ok()?))
 }
 
 /// Rate, channels and length of a recording.

@@ -9,18 +9,14 @@ use flow_kind::{Partition, SourcePartition, StageError};
 use flow_storage::{Storage, is_url};
 
 use crate::ManifestError;
-use crate::corpus::LaidOut;
-use crate::files::{Format, format_of_name};
+use crate::files::format_of_name;
 use crate::folder_languages::FolderLanguages;
-use crate::lines::LineManifest;
 use crate::listing::{AUDIO, Listed, Transcript, list, stem};
 use crate::looks::{Chain, looks_of};
-use crate::manifest::{Manifest, Opened};
+use crate::manifest::Opened;
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, line_values, refuse};
 use crate::naming::{language, named, names_all};
 use crate::rows::Rows;
-use crate::tables::TableManifest;
-use crate::text_tables::TextTables;
 use crate::transcripts::{transcript, transcripts_of};
 use crate::tree::{self, TreeEntry};
 use crate::unpacking::unpacking;
@@ -87,33 +83,14 @@ pub fn table_of(storage: &Storage, root: &Path) -> Result<Option<PathBuf>, Manif
     }
 }
 
-/// Opens a table of the recordings of a folder.
-///
-/// # Errors
-/// When it cannot be opened.
-pub fn open_table(
-    storage: &Storage,
-    table: &Path,
-    root: &Path,
-    settings: &ReadSettings,
-    scratch: &Path,
-) -> Result<Manifest, ManifestError> {
-    let files = vec![table.to_path_buf()];
-    Ok(match format_of_name(table) {
-        Some(Format::Nemo) => LaidOut::of_lines(LineManifest::open(storage, files, Vec::new(), settings)?, settings),
-        Some(Format::Parquet) => Box::new(TableManifest::open(storage, files, settings, scratch)?),
-        _ => LaidOut::of_lines(TextTables::open(storage, files, Some(root), settings)?, settings),
-    })
-}
-
 /// A folder of recordings, cut into blocks.
 pub struct AudioFolder {
     root: PathBuf,
     blocks: Vec<(Partition, Vec<Listed>)>,
     lang: String,
     folders: FolderLanguages,
-    /// Which splits are read.
-    told: Option<String>,
+    /// What it was taken for, and which splits are read.
+    told: String,
     source: String,
     /// A table in the folder above this one or in one of its folders, which may have the texts of recordings that lack them.
     table: Option<PathBuf>,
@@ -123,7 +100,7 @@ pub struct AudioFolder {
 type Lines<'f> = HashMap<&'f str, Result<String, Refusal>>;
 
 impl AudioFolder {
-    /// Of the folders right in it those named by `only`, or all. `told` is for the log.
+    /// Of the folders right in it those named by `only`, or all. `told` is what the log says of it.
     ///
     /// # Errors
     /// When the folder cannot be read, or nothing is in it.
@@ -132,7 +109,7 @@ impl AudioFolder {
         root: &Path,
         settings: &ReadSettings,
         only: Option<&BTreeSet<String>>,
-        told: Option<String>,
+        told: String,
     ) -> Result<Self, ManifestError> {
         let blocks = list(storage, root, only)?;
         if blocks.is_empty() {
@@ -180,6 +157,16 @@ impl AudioFolder {
             table: table_nearby(storage, root),
             lang: settings.lang.clone(),
             source: settings.source.clone(),
+        })
+    }
+
+    /// Whether a recording has a text, as far as files tell it.
+    pub fn has_texts(&self, storage: &Storage) -> bool {
+        let mut all = self.blocks.iter().flat_map(|(_, files)| files);
+        all.any(|listed| match &listed.transcript {
+            Transcript::Refused { .. } => false,
+            Transcript::Line(_) => true,
+            Transcript::Beside(extension) => tree::is_file(storage, &self.beside(&listed.file, extension)),
         })
     }
 
@@ -254,10 +241,8 @@ impl AudioFolder {
 
 impl Opened for AudioFolder {
     fn decision(&self) -> Option<String> {
-        let all = [self.told.clone(), self.folders.decision()];
-        all.into_iter()
-            .flatten()
-            .reduce(|first, second| format!("{first}; {second}"))
+        let folders = self.folders.decision().into_iter();
+        Some(folders.fold(self.told.clone(), |told, folders| format!("{told}; {folders}")))
     }
 
     fn names(&self) -> Vec<Partition> {

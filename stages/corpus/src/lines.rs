@@ -35,6 +35,8 @@ const LONGEST_LINE: u64 = 1 << 20;
 pub const LANGUAGE_KEYS: [&str; 5] = ["lang", "language", "target_lang", "source_lang", "locale"];
 /// The key that names the recording, and the one in lines of Hugging Face's `metadata.jsonl`.
 const AUDIO_FILEPATH: &str = "audio_filepath";
+/// What old lines of NeMo call that one.
+const AUDIO_FILENAME: &str = "audio_filename";
 const FILE_NAME: &str = "file_name";
 
 /// Manifests of lines, cut into blocks.
@@ -469,7 +471,7 @@ pub fn row_of<'t>(
         lang_field,
         source: fields.text("source")?.unwrap_or(&rules.source).to_string(),
         start,
-        extra: fields.extra(&[text_key]),
+        extra: fields.extra(&[AUDIO_FILEPATH, text_key]),
         ..ManifestRow::default()
     };
     match path {
@@ -592,7 +594,12 @@ impl<'l> Fields<'l> {
         let is_taken = |(theirs, name): &&(String, &'static str)| {
             theirs == ours || *name != EXTRA && names_like(name).is_some_and(|names| names.contains(&ours))
         };
-        (!self.names.iter().any(is_taken)).then_some(ours)
+        let has = |key: &str| self.fields.contains_key(key);
+        let written = match ours {
+            AUDIO_FILEPATH if has(AUDIO_FILENAME) && !FILE_COLUMNS.into_iter().any(has) => AUDIO_FILENAME,
+            ours => ours,
+        };
+        (!self.names.iter().any(is_taken)).then_some(written)
     }
 
     fn get(&self, key: &str) -> Option<&Value> {

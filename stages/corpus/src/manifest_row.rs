@@ -70,6 +70,8 @@ pub struct ManifestRow {
     /// Where the row begins in its recording, in seconds; none for its beginning.
     pub start: Option<f64>,
     pub wanted: Wanted,
+    /// Whether a recording with several channels is refused.
+    pub one_channel: bool,
     /// What else the manifest says: a JSON object.
     pub extra: Option<String>,
 }

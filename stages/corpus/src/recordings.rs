@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flow_audio::decode::{SAMPLE_RATE, decode, read_file, read_range};
 use flow_audio::embedded::file_of;
-use flow_audio::part::{TOLERANCE_SECONDS, opened_seconds};
+use flow_audio::part::{Extent, TOLERANCE_SECONDS, opened_extent};
 use flow_audio::tar::{self, MemberKind};
 use flow_kind::StageError;
 use flow_storage::{Storage, is_file, is_url};
@@ -17,6 +17,9 @@ use crate::tree::list_tar;
 
 /// Longest recording whose length is measured.
 const LONGEST_SECONDS: f64 = 4.0 * 3600.0;
+
+/// Shorter durations are hardly ever meant as milliseconds.
+const LEAST_MILLISECONDS: f64 = 100.0;
 
 /// Where it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +48,8 @@ pub struct Recordings {
     /// Whether files are checked; if not, the first is taken.
     look: bool,
     listed: Option<(PathBuf, Result<Members, String>)>,
-    /// One that could be opened, and its length in seconds, where its header says it.
-    stated: Option<(Place, Option<f64>)>,
+    /// One that could be opened, and its length and channels, where its header says them.
+    stated: Option<(Place, Option<Extent>)>,
 }
 
 impl Recordings {
@@ -69,15 +72,25 @@ impl Recordings {
         let Some(audio_path) = path.to_str() else {
             return Ok(Err(refuse("unsafe_name", "the path is not UTF-8")));
         };
+        if row.one_channel
+            && self.look
+            && let Some(Some(Extent { channels, .. })) = self.stated(&path, range)
+            && channels > 1
+        {
+            let why = format!("the recording has {channels} channels; write each as a recording of its own");
+            return Ok(Err(refuse("several_channels", why)));
+        }
         let start = row.start.unwrap_or(0.0);
         let duration = match row.duration {
             Some(seconds) => {
                 let end = start + seconds;
                 if self.look
-                    && let Some(Some(length)) = self.stated(&path, range)
+                    && let Some(Some(extent)) = self.stated(&path, range)
+                    && let length = extent.seconds()
                     && end - length > TOLERANCE_SECONDS
                 {
-                    let unit = match (start + seconds / 1000.0).min(end / 1000.0) <= length + TOLERANCE_SECONDS {
+                    let fits = (start + seconds / 1000.0).min(end / 1000.0) <= length + TOLERANCE_SECONDS;
+                    let unit = match fits && seconds > LEAST_MILLISECONDS {
                         true => "; as milliseconds the row would fit, but `duration` and `offset` are seconds",
                         false => "",
                     };
@@ -151,15 +164,15 @@ impl Recordings {
         }))
     }
 
-    /// The length of a recording in seconds, where its header says it. The outer is none if it cannot be opened.
-    fn stated(&mut self, path: &Path, range: Option<(i64, i64)>) -> Option<Option<f64>> {
+    /// The length and channels of a recording, where its header says them. The outer is none if it cannot be opened.
+    fn stated(&mut self, path: &Path, range: Option<(i64, i64)>) -> Option<Option<Extent>> {
         match &self.stated {
-            Some(((known, of), seconds)) if known == path && *of == range => Some(*seconds),
+            Some(((known, of), extent)) if known == path && *of == range => Some(*extent),
             _ => {
                 let bytes = range.map(|(offset, size)| (offset.unsigned_abs(), size.unsigned_abs()));
-                let seconds = opened_seconds(&self.storage, path, bytes)?;
-                self.stated = Some(((path.to_path_buf(), range), seconds));
-                Some(seconds)
+                let extent = opened_extent(&self.storage, path, bytes)?;
+                self.stated = Some(((path.to_path_buf(), range), extent));
+                Some(extent)
             }
         }
     }

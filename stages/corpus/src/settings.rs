@@ -47,8 +47,8 @@ pub enum Fetch {
 ///   `extra` that is not a JSON object is kept as the text of the key `extra`.
 /// - nemo: one JSON object to a line with `audio_filepath, duration, text`, a language (`lang`, `language`,
 ///   `target_lang`, `source_lang` or `locale`) and optionally times (below), `segment_id`, `shard_id`,
-///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` is relative to the
-///   manifest's folder, or else to the current one. With `tars` it is a member of a tar. File and text may have the keys that
+///   `source`, `tar_path` and `tar_member_name`; other keys go into `extra`. `audio_filepath` (in old lines `audio_filename`) is
+///   relative to the manifest's folder, or else to the current one. With `tars` it is a member of a tar. File and text may have the keys that
 ///   tables have for them, such as `file_name` and `transcription` in Hugging Face's `metadata.jsonl`. Numbers that JSON does not have (`NaN`, `Infinity`), as Python writes them, are null. 8,192
 ///   lines are a partition.
 /// - table: CSV (RFC 4180; with semicolons, tabs or bars where its heading has no comma, and with semicolons perhaps decimal
@@ -61,7 +61,7 @@ pub enum Fetch {
 ///   partition.
 /// - folder: a folder with a table, `metadata.csv`, `metadata.tsv`, `metadata.jsonl` or `metadata.parquet`, perhaps in its
 ///   folder `train`; a folder of Common Voice (`clips` and
-///   `validated.tsv`, or else `train.tsv`: name another table itself); or else the recordings (flac, wav, mp3, m4a, ogg, webm,
+///   `validated.tsv` without the rows of `dev.tsv` and `test.tsv`, or else `train.tsv`); or else the recordings (flac, wav, mp3, m4a, ogg, webm,
 ///   mka, aiff, caf, mov and others) in it and below it, each with a `.txt` or `.lab` beside it (also in capitals), a `.normalized.txt` as LibriTTS has it, or a line
 ///   `<name> <text>` in a `.trans.txt` of its folder, as LibriSpeech has it. What macOS, archives, notebooks and file systems
 ///   add (`._*`, `__MACOSX`, `.ipynb_checkpoints`, `lost+found`) is passed over. A transcript beside recordings that belongs to none, a second line of one utterance and a name that
@@ -139,7 +139,7 @@ pub struct ReadSettings {
     #[serde(skip_serializing_if = "is_default")]
     pub layout: Layout,
     /// The split that is read of a layout with several: by its name, or by another of the same (`dev` is `validation`); `all` reads
-    /// all. Empty: those for training.
+    /// all. Empty: those for training. Of tables as text and JSON lines it chooses rows by their column `split`; empty: all rows.
     #[serde(skip_serializing_if = "is_default")]
     pub split: String,
     /// How the files of a dataset of the hub are read: `files` downloads them whole into the hub's cache; `ranges` leaves them there,

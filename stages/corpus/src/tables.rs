@@ -694,6 +694,7 @@ impl Columns {
             source: or(of(6), source),
             start,
             wanted,
+            one_channel: false,
             extra: extra::of_column(value(&self.extra, row)),
         })
     }

@@ -1,16 +1,20 @@
 //! Common Voice, and folders with a table by Hugging Face's convention.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use flow_corpus::folder::{first_of, open_table, table_of, tables};
+use flow_corpus::folder::{first_of, table_of, tables};
 use flow_corpus::manifest_row::{Wanted, refuse};
+use flow_corpus::text_tables::TextTables;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 use serde_json::Map;
 
 use flow_corpus::tree;
 
+use super::chosen_rows::{ChosenRows, open_table};
 use super::folder_entries::entries_of;
+use super::line_file::LineFile;
 use super::ljspeech;
 use super::splits::usual;
 use super::table_lines::{Heading, TableLines};
@@ -18,8 +22,10 @@ use super::utterance::{Common, Utterance, text_of};
 use super::{tables_below, zip_folder};
 
 const CLIPS: &str = "clips";
+/// The table with the rows of all splits.
+const VALIDATED: &str = "validated";
 /// Tables of clips, and not of sentences or reports.
-const OF_CLIPS: [&str; 6] = ["validated", "train", "dev", "test", "other", "invalidated"];
+const OF_CLIPS: [&str; 6] = [VALIDATED, "train", "dev", "test", "other", "invalidated"];
 
 pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
     if !tree::is_folder(storage, &root.join(CLIPS)) || first_of(storage, root, &tables("")).is_some() {
@@ -38,24 +44,90 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    if settings.split.is_empty() {
-        return open_folder(storage, root, settings, scratch);
+    let is_there = |name: &&str| tree::is_file(storage, &root.join(format!("{name}.tsv")));
+    let there: Vec<&str> = OF_CLIPS.into_iter().filter(is_there).collect();
+    let all_of =
+        |names: &[&'static str]| -> Vec<&str> { there.iter().copied().filter(|name| names.contains(name)).collect() };
+    let named = match settings.split.as_str() {
+        "" | "all" if there.contains(&VALIDATED) => vec![VALIDATED],
+        "" => all_of(&["train"]),
+        "all" => all_of(&["train", "dev", "test"]),
+        split => {
+            let exact = there.iter().find(|name| **name == split);
+            let named = exact.or_else(|| there.iter().find(|name| usual(name) == usual(split)));
+            named.copied().into_iter().collect()
+        }
+    };
+    if named.is_empty() {
+        // Says which table to name.
+        table_of(storage, root)?;
+        let why = match settings.split.as_str() {
+            "" => "it has no table for training".to_owned(),
+            split => format!("it has no table of the split {split:?}"),
+        };
+        let why = format!("{why}; its tables are {}", there.join(", "));
+        return Err(ManifestError::manifest(root, why));
     }
-    let is_there = |name: &&&str| tree::is_file(storage, &root.join(format!("{name}.tsv")));
-    let named = OF_CLIPS
-        .iter()
-        .find(|name| **name == settings.split)
-        .or_else(|| OF_CLIPS.iter().find(|name| usual(name) == usual(&settings.split)));
-    let table = named.filter(is_there).ok_or_else(|| {
-        let there: Vec<&str> = OF_CLIPS.iter().filter(is_there).copied().collect();
-        let why = format!(
-            "it has no table of the split {:?}; its tables are {}",
-            settings.split,
-            there.join(", ")
-        );
-        ManifestError::manifest(root, why)
+    let path = |name: &str| root.join(format!("{name}.tsv"));
+    let told = format!("Common Voice, {}.tsv", named.join(".tsv, "));
+    let of_tests: Vec<PathBuf> = match (named.as_slice(), settings.split.as_str()) {
+        ([VALIDATED], "") => all_of(&["dev", "test"]).into_iter().map(path).collect(),
+        _ => Vec::new(),
+    };
+    let tables = TextTables::open(
+        storage,
+        named.iter().map(|name| path(name)).collect(),
+        Some(root),
+        settings,
+    )?;
+    let mut of_others = HashSet::new();
+    for table in &of_tests {
+        add_clips(storage, table, scratch, &mut of_others)?;
+    }
+    if of_others.is_empty() {
+        return Ok(LaidOut::of_lines(ChosenRows::all(tables, told), settings));
+    }
+    let told = format!(
+        "{told} without the {} of {} (`split: {VALIDATED}` reads them, too)",
+        match of_others.len() {
+            1 => "one row".into(),
+            count => format!("{count} rows"),
+        },
+        all_of(&["dev", "test"]).join(".tsv and ") + ".tsv"
+    );
+    let rows = ChosenRows::all(tables, told).without(of_tests, move |row| {
+        let name = row.wanted.files.first()?.file_stem()?.to_str()?;
+        of_others
+            .contains(name)
+            .then(|| "the recording is in the table of dev or test".into())
+    });
+    Ok(LaidOut::of_lines(rows, settings))
+}
+
+/// Adds the names of a table's recordings, without their endings.
+fn add_clips(
+    storage: &Storage,
+    table: &Path,
+    scratch: &Path,
+    clips: &mut HashSet<String>,
+) -> Result<(), ManifestError> {
+    let file = LineFile::open(storage, table, scratch)?;
+    let mut heading = None;
+    file.blocks(|_, line| {
+        let heading = match &heading {
+            None => {
+                heading = Some(Heading::of(line, '\t'));
+                return;
+            }
+            Some(heading) => heading,
+        };
+        let fields: Vec<&str> = line.split('\t').collect();
+        let name = heading.get(&fields, "path");
+        if let Some(stem) = Path::new(name).file_stem().and_then(|stem| stem.to_str()) {
+            clips.insert(stem.to_owned());
+        }
     })?;
-    open_table(storage, &root.join(format!("{table}.tsv")), root, settings, scratch)
+    Ok(())
 }
 
 pub fn detect_audio_folder(storage: &Storage, root: &Path) -> Option<String> {
@@ -72,7 +144,7 @@ pub fn detect_audio_folder(storage: &Storage, root: &Path) -> Option<String> {
     Some(name.display().to_string())
 }
 
-/// A table of the folder, as it is chosen without the setting `split`, or that of the folder of the split.
+/// That of the folder of the split which `split` names, or else the table of the folder.
 pub fn open_folder(
     storage: &Storage,
     root: &Path,
@@ -86,7 +158,8 @@ pub fn open_folder(
             let names = &found.folders;
             let folder = names.iter().find(|name| *name == split);
             let folder = folder.or_else(|| names.iter().find(|name| usual(name) == usual(split)));
-            folder.and_then(|folder| first_of(storage, root, &tables(folder)))
+            let of_split = folder.and_then(|folder| first_of(storage, root, &tables(folder)));
+            of_split.or_else(|| first_of(storage, root, &tables("")))
         }
     };
     if table.is_none() && zip_folder::detect(storage, root).is_some() {
@@ -132,7 +205,7 @@ pub fn open_spontaneous(
 ) -> Result<Manifest, ManifestError> {
     let table = spontaneous(storage, root)
         .ok_or_else(|| ManifestError::manifest(root, "there is no ss-corpus-<locale>.tsv beside audios in it"))?;
-    let first = super::line_file::LineFile::open(storage, &table, scratch)?
+    let first = LineFile::open(storage, &table, scratch)?
         .first_line()
         .unwrap_or_default();
     let heading = Heading::of(&first, '\t');

@@ -348,3 +348,111 @@ fn columns_of_parquet_are_called_as_those_of_tables() {
     let said = failure(with_lang(&at("hub.parquet"), "en"));
     assert!(said.contains("without the bytes of the recordings"), "{said}");
 }
+
+#[test]
+fn one_table_above_folders_of_splits_gives_the_chosen_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            ("train/a.wav", ""),
+            ("test/b.wav", ""),
+            (
+                "metadata.csv",
+                "file_name,text,split\ntrain/a.wav,one,x\ntest/b.wav,two,x\ntrain/none.wav,gone,x\n",
+            ),
+        ],
+    );
+    let of = |split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(folder.path(), "en")
+    };
+    let texts = |split: &str| column(&run(of(split)), "text");
+    let output = run(of(""));
+    assert_eq!(
+        (column(&output, "text"), reasons(&output)),
+        (vec!["one".to_string()], vec!["other_split", "missing_audio"])
+    );
+    assert_eq!(texts("test"), ["two"]);
+    assert_eq!(texts("all"), ["one", "two"]);
+    assert!(failure(of("dev")).contains("its splits are test, train"));
+    let told = opened(&of("")).decision().unwrap();
+    assert_eq!(
+        told,
+        "AudioFolder with metadata.csv; splits test, train; reading `train`"
+    );
+    // Lines, of which another table is not read.
+    let lines =
+        "{\"file_name\": \"train/a.wav\", \"text\": \"one\"}\n{\"file_name\": \"test/b.wav\", \"text\": \"two\"}\n";
+    fs::write(folder.path().join("metadata.jsonl"), lines).unwrap();
+    let told = opened(&of("")).decision().unwrap();
+    assert!(told.contains("metadata.csv; metadata.jsonl is not read"), "{told}");
+    fs::remove_file(folder.path().join("metadata.csv")).unwrap();
+    assert_eq!(
+        (texts(""), texts("test")),
+        (vec!["one".to_string()], vec!["two".to_string()])
+    );
+    // Where recordings are elsewhere, too, folders are no splits.
+    let elsewhere = lines.replace("train/a.wav", "a.wav");
+    fs::write(folder.path().join("metadata.jsonl"), elsewhere).unwrap();
+    fs::write(folder.path().join("a.wav"), recording()).unwrap();
+    assert_eq!(texts(""), ["one", "two"]);
+    assert_eq!(texts("all"), ["one", "two"]);
+    assert!(failure(of("test")).contains("a column `split`"));
+    fs::remove_file(folder.path().join("metadata.jsonl")).unwrap();
+    fs::remove_file(folder.path().join("a.wav")).unwrap();
+    // A table for each split.
+    for (split, file) in [("train", "a"), ("test", "b")] {
+        let table = format!("file_name,text\n{file}.wav,of {split}\n");
+        fs::write(folder.path().join(split).join("metadata.csv"), table).unwrap();
+    }
+    assert_eq!(texts("all"), ["of test", "of train"]);
+    assert_eq!(texts(""), ["of train"]);
+    let told = opened(&of("")).decision().unwrap();
+    assert!(told.contains("AudioFolder with train/metadata.csv"), "{told}");
+    fs::remove_dir_all(folder.path().join("train")).unwrap();
+    assert_eq!(texts(""), ["of test"]);
+    let told = opened(&of("")).decision().unwrap();
+    assert!(told.contains("only split is `test`"), "{told}");
+}
+
+#[test]
+fn a_column_split_is_obeyed_where_a_split_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = "path,text,split\na.wav,one,train\na.wav,two,dev\na.wav,three,\"train\"\n";
+    lay_out(
+        folder.path(),
+        &[
+            ("a.wav", ""),
+            ("list.csv", table),
+            ("none.csv", "path,text\na.wav,one\n"),
+            (
+                "list.jsonl",
+                "{\"audio_filepath\": \"a.wav\", \"text\": \"one\", \"split\": \"test\"}\n",
+            ),
+        ],
+    );
+    let of = |name: &str, split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(&folder.path().join(name), "en")
+    };
+    let output = run(of("list.csv", "train"));
+    assert_eq!(
+        (column(&output, "text"), reasons(&output)),
+        (vec!["one".to_string(), "three".into()], vec!["other_split"])
+    );
+    assert_eq!(column(&run(of("list.csv", "validation")), "text"), ["two"]);
+    assert_eq!(column(&run(of("list.csv", "all")), "text").len(), 3);
+    assert_eq!(column(&run(of("list.jsonl", "test")), "text"), ["one"]);
+    assert!(failure(of("list.jsonl", "train")).contains("its splits are test"));
+    assert!(failure(of("none.csv", "train")).contains("without a column `split`"));
+    // Unasked, all rows are read, and the log says so.
+    assert_eq!(column(&run(of("list.csv", "")), "text").len(), 3);
+    let told = |name: &str| opened(&of(name, "")).decision().unwrap();
+    assert!(
+        told("list.csv").contains("rows of all splits are read"),
+        "{}",
+        told("list.csv")
+    );
+    assert_eq!(told("none.csv"), "a text table");
+}

@@ -330,7 +330,44 @@ fn common_voice_is_read_as_it_is_unpacked() {
     )
     .unwrap();
     assert_eq!(column(&run(settings(folder.path())), "text"), ["all"]);
-    for table in ["train.tsv", "validated.tsv"] {
+    // All tables are parts of this one. Rows of tests are no training data.
+    let of_dev = format!("{heading}c6\ta.mp3\tall\t0\ten\t\nc5\tb.mp3\tdev\t0\ten\t\n");
+    fs::write(folder.path().join("validated.tsv"), of_dev).unwrap();
+    let of = |split: &str| ReadSettings {
+        split: split.into(),
+        ..settings(folder.path())
+    };
+    let output = run(of(""));
+    assert_eq!(
+        (column(&output, "text"), reasons(&output)),
+        (vec!["all".to_string()], vec!["other_split"])
+    );
+    let told = opened(&of("")).decision().unwrap();
+    assert!(
+        told.contains("Common Voice, validated.tsv without the one row of dev.tsv"),
+        "{told}"
+    );
+    for split in ["validated", "all"] {
+        assert_eq!(column(&run(of(split)), "text"), ["all", "dev"], "{split}");
+    }
+    // What the other tables say decides, too.
+    let files = |settings: &ReadSettings| {
+        opened(settings).partitions(&Storage::default()).unwrap()[0]
+            .files
+            .clone()
+    };
+    assert!(files(&of("")).iter().any(|file| file.ends_with("dev.tsv")));
+    fs::write(folder.path().join("dev.tsv"), heading).unwrap();
+    assert_eq!(column(&run(of("")), "text"), ["all", "dev"]);
+    fs::write(
+        folder.path().join("dev.tsv"),
+        format!("{heading}c5\tb.mp3\tdev\t0\ten\t\n"),
+    )
+    .unwrap();
+    fs::remove_file(folder.path().join("validated.tsv")).unwrap();
+    assert_eq!(column(&run(of("all")), "text").len(), 3);
+    assert!(failure(of("other")).contains("its tables are train, dev"));
+    for table in ["train.tsv"] {
         fs::remove_file(folder.path().join(table)).unwrap();
     }
     assert!(failure(settings(folder.path())).contains("dev.tsv"));

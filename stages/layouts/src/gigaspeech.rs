@@ -1,5 +1,6 @@
 //! GigaSpeech: `GigaSpeech.json`, one object with a list `audios`, whose elements have `segments`; recordings below `audio`.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -124,6 +125,17 @@ pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -
         common: Common::of(settings),
         path,
     };
+    if !["", "train", "all"].contains(&corpus.subset.as_str())
+        && let Some(there) = corpus.without_wanted()?
+    {
+        let there: Vec<String> = there.into_iter().collect();
+        let why = format!(
+            "it has no rows of the subset {}, which `split` names; its subsets are {}",
+            corpus.subset,
+            there.join(", ")
+        );
+        return Err(ManifestError::manifest(root, why));
+    }
     LaidOut::of(corpus, root, settings)
 }
 
@@ -193,6 +205,27 @@ impl GigaSpeech {
         let read = self.file.read_exact_at(&mut bytes, start);
         read.map_err(|error| ManifestError::io(&self.path, error))?;
         Ok(String::from_utf8(bytes).map_err(|error| refuse("not_utf8", error.to_string())))
+    }
+
+    /// All subsets; none where one of them is wanted.
+    fn without_wanted(&self) -> Result<Option<BTreeSet<String>>, ManifestError> {
+        let mut there = BTreeSet::new();
+        for place in &self.elements {
+            // What is damaged becomes a reject later.
+            let audio = self
+                .element(*place)?
+                .ok()
+                .and_then(|json| serde_json::from_str::<Audio>(&json).ok());
+            let Some(audio) = audio else { continue };
+            for segment in audio.segments {
+                let subsets = segment.subsets.as_ref().unwrap_or(&audio.subsets);
+                if self.is_wanted(subsets) {
+                    return Ok(None);
+                }
+                there.extend(subsets.iter().cloned());
+            }
+        }
+        Ok(Some(there))
     }
 
     fn is_wanted(&self, subsets: &[String]) -> bool {

@@ -9,6 +9,7 @@ use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::{Storage, is_url};
 use serde_json::Value;
 
+use super::chosen_rows::ChosenRows;
 use super::folder_entries::entries_of;
 use super::line_file::LineFile;
 use super::splits::{chosen, refuse_other};
@@ -160,9 +161,9 @@ pub fn open(
             return Err(ManifestError::manifest(&list.path, why));
         }
     }
+    let names: Vec<String> = lists.iter().map(|list| name_of(&list.path).to_owned()).collect();
     let files = lists.into_iter().map(|list| list.path).collect();
-    Ok(LaidOut::of_lines(
-        LineManifest::open(storage, files, Vec::new(), settings)?,
-        settings,
-    ))
+    let lines = LineManifest::open(storage, files, Vec::new(), settings)?;
+    let told = format!("Granary, {}", names.join(", "));
+    Ok(LaidOut::of_lines(ChosenRows::all(lines, told), settings))
 }

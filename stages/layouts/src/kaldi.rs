@@ -3,6 +3,8 @@
 //! Each line of `text` is a row. Where there are `segments`, they say which part of which recording of `wav.scp` an utterance is,
 //! else it is a recording by itself. Utterances of `segments` or `wav.scp` without a text are refused.
 
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use flow_audio::embedded::path_of_bytes;
@@ -82,6 +84,41 @@ fn split(line: &str) -> Option<(&str, &str)> {
     (!id.is_empty()).then_some((id, rest.trim()))
 }
 
+/// `reco2file_and_channel`, and hashes of what several recordings of `wav.scp` name.
+struct Channels {
+    list: List,
+    shared: HashSet<u64>,
+}
+
+impl Channels {
+    fn open(list: List, recordings: &List) -> Result<Channels, ManifestError> {
+        let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
+        recordings.file.blocks(|_, line| {
+            if let Some((_, place)) = split(line)
+                && !seen.insert(hash_of(place))
+            {
+                shared.insert(hash_of(place));
+            }
+        })?;
+        Ok(Channels { list, shared })
+    }
+
+    /// The channel of a recording whose file others have, too.
+    fn of(&self, recording: &str, place: &str) -> Result<Option<String>, ManifestError> {
+        if !self.shared.contains(&hash_of(place)) {
+            return Ok(None);
+        }
+        let fields = self.list.find(recording)?;
+        Ok(fields.and_then(|fields| fields.split_whitespace().nth(1).map(str::to_owned)))
+    }
+}
+
+fn hash_of(place: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    place.hash(&mut hasher);
+    hasher.finish()
+}
+
 struct Kaldi {
     text: List,
     recordings: List,
@@ -89,6 +126,7 @@ struct Kaldi {
     speakers: Option<List>,
     languages: Option<List>,
     genders: Option<List>,
+    channels: Option<Channels>,
     paths: Paths,
     /// What rows have as their shard.
     label: String,
@@ -113,7 +151,9 @@ pub fn open(
         let (_, place) = split(line)?;
         (!place.ends_with('|')).then(|| place.to_string())
     };
+    let channels = list("reco2file_and_channel")?.map(|list| Channels::open(list, &recordings));
     let kaldi = Kaldi {
+        channels: channels.transpose()?,
         text: needed("text")?,
         segments: list("segments")?,
         speakers: list("utt2spk")?,
@@ -131,9 +171,10 @@ impl Kaldi {
     /// All lists that rows are made of.
     fn lists(&self) -> impl Iterator<Item = &List> {
         let others = [&self.segments, &self.speakers, &self.languages, &self.genders];
+        let others = others.into_iter().flatten();
         [&self.text, &self.recordings]
             .into_iter()
-            .chain(others.into_iter().flatten())
+            .chain(others.chain(self.channels.as_ref().map(|channels| &channels.list)))
     }
 
     /// The list whose utterances should have texts.
@@ -159,6 +200,15 @@ impl Kaldi {
             let why = format!("the recording {recording:?} has no line in wav.scp");
             return Ok(Err(refuse("missing_audio", why)));
         };
+        if let Some(channels) = &self.channels
+            && let Some(channel) = channels.of(&recording, &place)?
+        {
+            let why = format!(
+                "reco2file_and_channel names channel {channel} of a file that several recordings have; write each channel as a \
+                 recording of its own"
+            );
+            return Ok(Err(refuse("several_channels", why)));
+        }
         let wanted = match self.wanted(storage, &place) {
             Ok(wanted) => wanted,
             Err(refusal) => return Ok(Err(refusal)),
@@ -185,6 +235,7 @@ impl Kaldi {
             start,
             duration,
             wanted,
+            one_channel: true,
             extra,
             ..Utterance::default()
         }

@@ -155,3 +155,37 @@ fn shar_has_the_part_of_each_cut_in_its_tar() {
     let output = run(settings(&shar));
     assert_eq!((rows_of(&output).len(), reasons(&output)), (2, vec!["missing_audio"]));
 }
+
+#[test]
+fn folders_of_splits_of_shar_are_read_as_shar() {
+    let folder = copied(&[
+        "shar/cuts.000000.jsonl.gz",
+        "shar/cuts.000001.jsonl.gz",
+        "shar/recording.000000.tar",
+        "shar/recording.000001.tar",
+    ]);
+    let at = |name: &str| folder.path().join(name);
+    for (split, number) in [("train", 0), ("validation", 1)] {
+        fs::create_dir_all(at("sets").join(split)).unwrap();
+        for name in ["cuts.00000N.jsonl.gz", "recording.00000N.tar"] {
+            let from = at("shar").join(name.replace('N', &number.to_string()));
+            fs::copy(from, at("sets").join(split).join(name.replace('N', "0"))).unwrap();
+        }
+    }
+    let of = |name: &str, split: &str| ReadSettings {
+        split: split.into(),
+        ..settings(&at(name))
+    };
+    let ids = |name: &str, split: &str| column(&run(of(name, split)), "segment_id");
+    let (train, validation) = (ids("sets", ""), ids("sets", "dev"));
+    assert_eq!(train, ids("sets/train", "train"));
+    assert_eq!(validation, ids("sets/validation", "dev"));
+    assert_eq!(ids("sets", "all"), [train, validation].concat());
+    assert_eq!(ids("sets", "all").len(), 3);
+    let shards = column(&run(of("sets", "all")), "shard_id");
+    assert!(shards.contains(&"train/000000".into()) && shards.contains(&"validation/000000".into()));
+    let told = opened(&of("sets", "")).decision().unwrap();
+    assert!(told.contains("Shar") && told.contains("reading `train`"), "{told}");
+    assert!(failure(of("sets", "test")).contains("its splits are train, validation"));
+    assert!(failure(of("sets/train", "test")).contains("of the split \"train\""));
+}

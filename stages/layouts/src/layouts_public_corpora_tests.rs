@@ -319,6 +319,11 @@ fn gigaspeech_is_read_segment_by_segment() {
         ..settings(folder.path())
     };
     assert_eq!(column(&run(split("XL")), "segment_id"), ["s1"]);
+    let said = failure(split("m"));
+    assert!(
+        said.contains("no rows of the subset {M}") && said.contains("are {DEV}, {XL}"),
+        "{said}"
+    );
     assert!(failure(split("medium")).contains("no subset \"medium\", which `split` names; its subsets are xs, s, m"));
 }
 
@@ -589,4 +594,54 @@ fn granary_names_the_corpus_that_it_lacks() {
         ..settings(&voxpopuli)
     };
     assert_eq!(column(&run(translations), "text"), ["one"]);
+}
+
+#[test]
+fn a_folder_above_a_corpus_names_the_corpus() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    lay_out(
+        folder.path(),
+        &[
+            ("kaldi/data/notes.md", "x"),
+            ("kaldi/data/train/wav.scp", "a a.wav\n"),
+            ("kaldi/data/train/text", "a one\n"),
+            ("cv/hi/train.tsv", "client_id\tpath\tsentence\n1\ta.mp3\tone\n"),
+            ("cv/hi/clips/a.mp3", ""),
+            ("fleurs/hi_in/train.tsv", "1\ta.wav\tOne\tone\to n e\t17600\tMALE\n"),
+            ("fleurs/hi_in/audio/train/a.wav", ""),
+            ("gigaspeech2/data/th/train_refined.tsv", "0-1-2\tone\n"),
+            ("gigaspeech2/data/th/train/0/1/0-1-2.wav", ""),
+            (
+                "Granary/de/yodas/de.jsonl",
+                "{\"utt_id\": \"a\", \"audio_filepath\": \"a.wav\"}\n",
+            ),
+            // Recordings with texts are read.
+            ("mixed/a.wav", ""),
+            ("mixed/a.txt", "one"),
+            ("mixed/data/wav.scp", "a a.wav\n"),
+        ],
+    );
+    for (name, below) in [
+        ("kaldi/data", "kaldi/data/train has the layout kaldi (wav.scp)"),
+        ("kaldi", "kaldi/data/train has the layout kaldi (wav.scp)"),
+        ("cv", "cv/hi has the layout common_voice (train.tsv beside clips)"),
+        ("fleurs", "fleurs/hi_in has the layout fleurs"),
+        ("gigaspeech2", "gigaspeech2/data/th has the layout gigaspeech_2"),
+        ("Granary", "Granary/de has the layout granary"),
+    ] {
+        let said = failure(settings(&at(name)));
+        assert!(
+            said.contains(below) && said.contains("name that folder"),
+            "{name}: {said}"
+        );
+    }
+    let said = failure(ReadSettings {
+        split: "test".into(),
+        ..settings(&at("cv"))
+    });
+    assert!(said.contains("cv/hi has the layout"), "{said}");
+    assert_eq!(column(&run(with_lang(&at("mixed"), "en")), "text"), ["one"]);
+    let told = opened(&with_lang(&at("mixed"), "en")).decision().unwrap();
+    assert_eq!(told, "recordings with their texts beside them");
 }

@@ -253,6 +253,51 @@ fn folders_of_kaldi_are_joined_by_ids() {
 }
 
 #[test]
+fn channels_of_kaldi_are_refused() {
+    let folder = copied(&["wav/a.flac", "wav/b.flac"]);
+    // Half a second of two channels, and 24 bytes that are the same in each format of a header.
+    let mut stereo = b"RIFF\x24\x7d\0\0WAVEfmt \x10\0\0\0\x01\0\x02\0".to_vec();
+    for number in [16_000u32, 64_000, 4 | 16 << 16] {
+        stereo.extend(number.to_le_bytes());
+    }
+    stereo.extend(b"data\0\x7d\0\0");
+    stereo.resize(44 + 32_000, 1);
+    fs::write(folder.path().join("wav/s.wav"), stereo).unwrap();
+    lay_out(
+        folder.path(),
+        &[
+            (
+                "wav.scp",
+                "c-A wav/a.flac\nc-B wav/a.flac\nd-A wav/b.flac\ns wav/s.wav\n",
+            ),
+            ("reco2file_and_channel", "c-A c A\nc-B c B\nd-A d A\ns s A\n"),
+            ("text", "c-A one\nc-B two\nd-A three\ns four\n"),
+        ],
+    );
+    let check = || {
+        let output = run(with_lang(folder.path(), "en"));
+        assert_eq!(column(&output, "text"), ["three"]);
+        assert_eq!(by_reason(&output), counts(&[("several_channels", 3)]));
+        details(&output).join("\n")
+    };
+    let said = check();
+    assert!(
+        said.contains("names channel B of a file") && said.contains("has 2 channels"),
+        "{said}"
+    );
+    // With segments, too.
+    let segments = ["c-A", "c-B", "d-A", "s"]
+        .map(|id| format!("{id} {id} 0 0.5\n"))
+        .concat();
+    fs::write(folder.path().join("segments"), segments).unwrap();
+    check();
+    // What is not told of channels is one recording under two names.
+    fs::remove_file(folder.path().join("reco2file_and_channel")).unwrap();
+    let output = run(with_lang(folder.path(), "en"));
+    assert_eq!(column(&output, "text"), ["one", "two", "three"]);
+}
+
+#[test]
 fn subtitles_beside_long_recordings_are_rows() {
     let folder = tempfile::tempdir().unwrap();
     let srt = "1\n00:00:00,100 --> 00:00:00,600\n<i>one</i>\n\n2\n00:00:00,600 --> 00:00:00,500\ntwo\n\n3\n00:10:00,000 --> 00:10:01,000\nlate\n";

@@ -2,6 +2,7 @@
 //! reads them and other manifests.
 
 mod at_once;
+mod chosen_rows;
 mod common_voice;
 mod fleurs;
 mod folder_entries;
@@ -164,10 +165,9 @@ const WITHOUT_COLUMNS: [Layout; 15] = [
     Layout::Transcripts,
 ];
 /// Layouts without splits that `split` could name.
-const WITHOUT_SPLITS: [Layout; 8] = [
+const WITHOUT_SPLITS: [Layout; 7] = [
     Layout::Yodas,
     Layout::Yodas2,
-    Layout::LhotseShar,
     Layout::Kaldi,
     Layout::Ljspeech,
     Layout::NemoTarred,

@@ -8,6 +8,7 @@ use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
+use super::chosen_rows::ChosenRows;
 use super::folder_entries::entries_of;
 
 const MANIFESTS: [&str; 2] = ["tarred_audio_manifest.json", "manifest.json"];
@@ -69,8 +70,11 @@ pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -
         );
         return Err(ManifestError::manifest(root, why));
     }
-    Ok(LaidOut::of_lines(
-        LineManifest::open(storage, manifests, tars, settings)?,
-        settings,
-    ))
+    let told = format!(
+        "tarred data of NeMo: {} tars, {} manifests",
+        tars.len(),
+        manifests.len()
+    );
+    let lines = LineManifest::open(storage, manifests, tars, settings)?;
+    Ok(LaidOut::of_lines(ChosenRows::all(lines, told), settings))
 }

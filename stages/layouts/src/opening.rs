@@ -11,7 +11,7 @@ use flow_kind::store::{on_threads, path_in_set, place_in_set};
 use flow_storage::{Location, Storage, is_url};
 
 use flow_corpus::files::{Format, expand, format_of};
-use flow_corpus::folder::{open_table, table_of};
+use flow_corpus::folder::table_of;
 use flow_corpus::lines::LineManifest;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
@@ -19,6 +19,7 @@ use flow_corpus::written_set::check_set;
 use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::at_once::threads_for;
+use crate::chosen_rows::{ChosenRows, Named, open_table};
 use crate::{hugging_face, tables_below, transcripts};
 
 /// The dataset of the hub that `manifest` names, if it names one.
@@ -119,7 +120,8 @@ pub fn open(
     if let (false, [root]) = (below.is_empty(), files.as_slice()) {
         return tables_below::open(storage, root, below, settings, scratch);
     }
-    if !settings.split.is_empty() && has_columns {
+    let may_have_splits = matches!((format, settings.tars.as_str()), (Format::Table | Format::Nemo, ""));
+    if !settings.split.is_empty() && has_columns && !may_have_splits {
         return Err(ManifestError::manifest(
             &settings.manifest,
             "`split` belongs to layouts with splits, and this is not one of them",
@@ -135,21 +137,24 @@ pub fn open(
         (Format::Parquet, [first, ..]) if hugging_face::has_recordings(storage, first) => {
             hugging_face::open_named(storage, files, settings)
         }
-        (Format::Parquet, _) => Ok(Box::new(TableManifest::open(storage, files, settings, scratch)?)),
-        (Format::Table, _) => Ok(LaidOut::of_lines(
-            TextTables::open(storage, files, None, settings)?,
-            settings,
-        )),
-        (Format::Nemo, _) => {
+        (Format::Parquet, _) => Ok(Box::new(Named {
+            told: counted(files.len(), "Parquet table"),
+            manifest: Box::new(TableManifest::open(storage, files, settings, scratch)?),
+        })),
+        (Format::Table, [first, ..]) => {
+            let (first, told) = (first.clone(), counted(files.len(), "text table"));
+            let rows = ChosenRows::all(TextTables::open(storage, files, None, settings)?, told);
+            Ok(LaidOut::of_lines(rows.by_column(storage, &first, settings)?, settings))
+        }
+        (Format::Nemo, [first, ..]) => {
             let tars = if settings.tars.is_empty() {
                 Vec::new()
             } else {
                 existing(storage, &settings.tars, "the tar")?
             };
-            Ok(LaidOut::of_lines(
-                LineManifest::open(storage, files, tars, settings)?,
-                settings,
-            ))
+            let (first, told) = (first.clone(), counted(files.len(), "file") + " of JSON lines");
+            let rows = ChosenRows::all(LineManifest::open(storage, files, tars, settings)?, told);
+            Ok(LaidOut::of_lines(rows.by_column(storage, &first, settings)?, settings))
         }
         (_, [root]) => open_folder(storage, settings, root, scratch),
         (_, [_, second, ..]) => Err(ManifestError::manifest(second, "only one folder can be read")),
@@ -170,6 +175,14 @@ fn check_layout(settings: &ReadSettings, files: &[PathBuf]) -> Result<(), Manife
         }
         [_] => Ok(()),
         _ => wrong("a layout is read of one folder or file"),
+    }
+}
+
+/// How many of something there are.
+fn counted(count: usize, what: &str) -> String {
+    match count {
+        1 => format!("a {what}"),
+        count => format!("{count} {what}s"),
     }
 }
 

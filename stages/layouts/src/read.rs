@@ -20,7 +20,7 @@ pub struct Read;
 
 impl Kind for Read {
     const NAME: &'static str = "manifest.read";
-    const VERSION: u32 = 16;
+    const VERSION: u32 = 17;
     const INPUTS: &'static [InputPort] =
         &[InputPort::streamed("rows", "rows that are used if `manifest` is empty").optional()];
     const OUTPUTS: &'static [OutputPort] = &[OutputPort::new(

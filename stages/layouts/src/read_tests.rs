@@ -131,7 +131,7 @@ fn golden_manifests_keep_their_order_and_find_their_recordings() {
         .digest();
     assert_eq!(
         (Read::VERSION, digest.short().to_string().as_str()),
-        (16, "f8189b57cc65788c")
+        (17, "f8189b57cc65788c")
     );
     // The columns of a manifest of ours are all known.
     assert_eq!(rows.column_by_name("extra").unwrap().null_count(), rows.num_rows());

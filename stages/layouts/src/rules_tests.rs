@@ -161,3 +161,21 @@ fn a_foreign_column_extra_is_kept() {
     );
     assert_eq!(column(&output, "lang"), ["hi"; 3]);
 }
+
+#[test]
+fn old_lines_of_nemo_name_the_recording_by_another_key() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.flac"), recording()).unwrap();
+    fs::write(folder.path().join("b.flac"), recording()).unwrap();
+    let manifest = folder.path().join("m.json");
+    let lines = r#"{"audio_filename": "a.flac", "duration": 0.5, "text": "x", "lang": "hi"}
+{"audio_filename": "a.flac", "audio_filepath": "b.flac", "duration": 0.5, "text": "y", "lang": "hi"}
+{"audio_filename": "a.flac", "path": "b.flac", "duration": 0.5, "text": "z", "lang": "hi"}
+"#;
+    fs::write(&manifest, lines).unwrap();
+    let output = run(settings(&manifest));
+    assert_eq!(reasons(&output), Vec::<&str>::new());
+    assert_eq!(column(&output, "segment_id"), ["a", "b", "b"]);
+    let extra = extra_of(&output);
+    assert_eq!((&extra[0], extra[1].is_some()), (&None, true));
+}

@@ -12,6 +12,7 @@ use flow_kind::{Partition, StageError, Storage};
 use super::folder_entries::entries_of;
 use super::lhotse::CutLine;
 use super::line_file::{Block, LineFile};
+use super::splits::{chosen, is_of_split, refuse_other};
 use super::utterance::Common;
 
 /// The number of a shard of a field, as it is written: `000000` of `cuts.000000.jsonl.gz`, empty of `cuts.jsonl.gz`.
@@ -32,6 +33,22 @@ pub fn is_shard(name: &str) -> bool {
     number_of_cuts(name).is_some_and(|number| !number.is_empty())
 }
 
+/// Folders of splits with shards that are looked for in a folder: the names of those that have some.
+fn splits(storage: &Storage, root: &Path) -> Vec<String> {
+    let entries = entries_of(storage, root);
+    let called = entries.folders.iter().filter(|name| is_of_split(name));
+    called
+        .filter(|name| first_tar(storage, &root.join(name)).is_some())
+        .cloned()
+        .collect()
+}
+
+/// The first tar of recordings beside its cuts.
+fn first_tar(storage: &Storage, folder: &Path) -> Option<PathBuf> {
+    let mut tars = shards(storage, folder).into_iter().map(|(_, tar, _)| tar);
+    tars.find(|tar| tree::is_file(storage, tar))
+}
+
 /// Shards of cuts, each with the tar of its recordings.
 fn shards(storage: &Storage, folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
     let entries = entries_of(storage, folder);
@@ -49,20 +66,28 @@ fn shards(storage: &Storage, folder: &Path) -> Vec<(PathBuf, PathBuf, String)> {
 }
 
 pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
-    let found = shards(storage, root);
-    let (_, tar, _) = found.iter().find(|(_, tar, _)| tree::is_file(storage, tar))?;
-    Some(format!("{} beside cuts", tar.file_name()?.to_string_lossy()))
+    let tar = first_tar(storage, root).or_else(|| {
+        let split = splits(storage, root).into_iter().next()?;
+        first_tar(storage, &root.join(split))
+    })?;
+    Some(format!(
+        "{} beside cuts",
+        tar.strip_prefix(root).unwrap_or(&tar).display()
+    ))
 }
 
 struct Shard {
     cuts: LineFile,
     blocks: Vec<Block>,
     tar: PathBuf,
+    /// Of a folder of splits it begins with the split.
     number: String,
 }
 
 struct Shar {
     shards: Vec<Shard>,
+    /// Which splits are read.
+    of_splits: Option<String>,
     common: Common,
 }
 
@@ -87,8 +112,30 @@ pub fn open(
             number,
         })
     };
+    let mut found = shards(storage, root);
+    let splits = if found.is_empty() {
+        splits(storage, root)
+    } else {
+        Vec::new()
+    };
+    let mut of_splits = None;
+    if splits.is_empty() {
+        let own = root
+            .file_name()
+            .and_then(|name| name.to_str())
+            .filter(|name| is_of_split(name));
+        refuse_other(own.unwrap_or_default(), &settings.split, root)?;
+    } else {
+        let (places, told) = chosen(&splits, &settings.split, root)?;
+        for split in places.into_iter().map(|place| &splits[place]) {
+            let of_split = shards(storage, &root.join(split)).into_iter();
+            found.extend(of_split.map(|(cuts, tar, number)| (cuts, tar, format!("{split}/{number}"))));
+        }
+        of_splits = told;
+    }
     let shar = Shar {
-        shards: shards(storage, root).into_iter().map(open).collect::<Result<_, _>>()?,
+        shards: found.into_iter().map(open).collect::<Result<_, _>>()?,
+        of_splits,
         common: Common::of(settings),
     };
     LaidOut::of(shar, root, settings)
@@ -149,7 +196,12 @@ impl Shar {
 
 impl Corpus for Shar {
     fn told(&self) -> String {
-        format!("Lhotse Shar of {} shards", self.shards.len())
+        let of_splits = self.of_splits.as_ref().map(|told| format!("; {told}"));
+        format!(
+            "Lhotse Shar of {} shards{}",
+            self.shards.len(),
+            of_splits.unwrap_or_default()
+        )
     }
 
     fn parts(&self) -> Vec<Part> {

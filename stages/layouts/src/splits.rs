@@ -12,7 +12,7 @@ const KEYWORDS: [&[&str]; 3] = [
 ];
 
 /// The setting that represents all splits.
-const ALL: &str = "all";
+pub const ALL: &str = "all";
 
 /// The usual name of a split: `dev` is `validation`.
 pub fn usual(name: &str) -> &str {
@@ -42,7 +42,7 @@ pub fn is_of_split(name: &str) -> bool {
 }
 
 /// Which splits are read: those that `setting` names (by their own name, by another of the same split, or by the split that their names mention), else the only one, else
-/// those for training. Gives their places, and what is told of it where there are several.
+/// those for training. Gives their places, and what is told of it where there are several, or the only one is not for training.
 ///
 /// # Errors
 /// Where there is none of the name, or none is for training.
@@ -95,7 +95,17 @@ pub fn chosen<N: AsRef<str>>(
     let mut read: Vec<&str> = found.iter().map(|place| all[*place]).collect();
     read.sort_unstable();
     read.dedup();
-    let told = (distinct.len() > 1).then(|| format!("splits {}; reading `{}`", distinct.join(", "), read.join("`, `")));
+    let told = match distinct.as_slice() {
+        [one] if is_of_split(one) && spoken_of(one) != "train" => {
+            Some(format!("its only split is `{one}`, which is read"))
+        }
+        [_] => None,
+        several => Some(format!(
+            "splits {}; reading `{}`",
+            several.join(", "),
+            read.join("`, `")
+        )),
+    };
     Ok((found, told))
 }
 
@@ -139,6 +149,8 @@ mod tests {
         assert_eq!(chosen(&three, "validation").0, [0]);
         assert_eq!(chosen(&three, "all").0, [0, 1, 2]);
         assert_eq!(chosen(&["anything"], ""), (vec![0], String::new()));
+        assert_eq!(chosen(&["train-clean"], ""), (vec![0], String::new()));
+        assert!(chosen(&["test"], "").1.contains("only split is `test`"));
         assert_eq!(
             chosen(&["train-clean-100", "train-other-500", "test-clean"], "").0,
             [0, 1]

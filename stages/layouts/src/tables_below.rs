@@ -10,10 +10,10 @@ use flow_corpus::listing::{MOST_DEPTH, is_audio_name};
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
 use flow_corpus::tree;
-use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
-use flow_kind::StageError;
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
+use super::chosen_rows::{ChosenRows, Named};
 use super::splits::{chosen, is_of_split};
 
 /// Tables that a message names.
@@ -115,39 +115,13 @@ pub fn open(
     if let Some(of_splits) = of_splits {
         told = format!("{told}; {of_splits}");
     }
-    let rows: Box<dyn Corpus> = match format_of_name(one) {
-        Some(Format::Parquet) => return Ok(Box::new(TableManifest::open(storage, tables, settings, scratch)?)),
-        Some(Format::Nemo) => Box::new(LineManifest::open(storage, tables, Vec::new(), settings)?),
-        _ => Box::new(TextTables::open(storage, tables, None, settings)?),
-    };
-    Ok(LaidOut::of_lines(Told { rows, told }, settings))
-}
-
-/// Rows, with what their layout was taken for.
-struct Told {
-    rows: Box<dyn Corpus>,
-    told: String,
-}
-
-impl Corpus for Told {
-    fn told(&self) -> String {
-        let more = self.rows.told();
-        if more.is_empty() {
-            self.told.clone()
-        } else {
-            format!("{}; {more}", self.told)
+    let rows = match format_of_name(one) {
+        Some(Format::Parquet) => {
+            let manifest = Box::new(TableManifest::open(storage, tables, settings, scratch)?);
+            return Ok(Box::new(Named { manifest, told }));
         }
-    }
-
-    fn parts(&self) -> Vec<Part> {
-        self.rows.parts()
-    }
-
-    fn has_files(&self, part: &Part) -> bool {
-        self.rows.has_files(part)
-    }
-
-    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
-        self.rows.each(storage, part, take)
-    }
+        Some(Format::Nemo) => ChosenRows::all(LineManifest::open(storage, tables, Vec::new(), settings)?, told),
+        _ => ChosenRows::all(TextTables::open(storage, tables, None, settings)?, told),
+    };
+    Ok(LaidOut::of_lines(rows, settings))
 }

@@ -297,6 +297,7 @@ fn lines_without_a_duration_are_measured() {
     let lines = r#"{"audio_filepath": "long.wav", "text": "one"}
 {"audio_filepath": "long.wav", "text": "two", "offset": 4}
 {"audio_filepath": "long.wav", "text": "three", "duration": 2500}
+{"audio_filepath": "long.wav", "text": "a little too long", "duration": 12.5}
 {"id": "c", "start": 0, "duration": 1, "supervisions": [{"text": "four"}], "recording": {}}
 "#;
     let (_folder, settings) = place("m.jsonl", lines);
@@ -306,6 +307,7 @@ fn lines_without_a_duration_are_measured() {
         (vec![None, Some(4.0)], vec![Some(10.0), Some(6.0)])
     );
     let said = details(&output).join("\n");
+    assert_eq!(said.matches("as milliseconds").count(), 1, "{said}");
     for expected in ["as milliseconds the row would fit", "this is a line of Lhotse's"] {
         assert!(said.contains(expected), "{said}");
     }

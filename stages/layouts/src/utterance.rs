@@ -51,6 +51,8 @@ pub struct Utterance {
     pub start: f64,
     pub duration: Option<f64>,
     pub wanted: Wanted,
+    /// Whether a recording with several channels is refused.
+    pub one_channel: bool,
     pub tar_path: String,
     pub tar_member_name: String,
     pub extra: Map<String, Value>,
@@ -87,6 +89,7 @@ impl Utterance {
             source: common.source.clone(),
             start: (self.start != 0.0).then_some(self.start),
             wanted: self.wanted,
+            one_channel: self.one_channel,
             extra: (!self.extra.is_empty()).then(|| Value::Object(self.extra).to_string()),
         }
     }

@@ -193,9 +193,11 @@ impl Cut {
         let fits = |sample: u64| sample / 1000 <= end + tolerance;
         let begins_after = (self.start > 0 && self.start >= end).then_some(("begins", self.start));
         let (what, place) = last.map(|last| ("ends", last)).or(begins_after)?;
-        let unit = match last
-            .is_some_and(|last| fits(last) || fits((last - self.start).saturating_add(self.start.saturating_mul(1000))))
-        {
+        // Shorter ones are hardly ever meant as milliseconds.
+        let is_long = |last: u64| last - self.start > 100 * u64::from(SAMPLE_RATE);
+        let fits_whole =
+            |last: u64| fits(last) || fits((last - self.start).saturating_add(self.start.saturating_mul(1000)));
+        let unit = match last.is_some_and(|last| is_long(last) && fits_whole(last)) {
             true => "; as milliseconds the row would fit, but `duration` and `offset` are seconds",
             false => "",
         };
