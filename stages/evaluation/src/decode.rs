@@ -7,6 +7,7 @@ use arrow::array::{
     ArrayRef, BinaryArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt32Array,
 };
 use arrow::buffer::OffsetBuffer;
+use arrow::compute::{can_cast_types, take};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
 use flow_hub::{HubError, HubReference};
 use flow_kernels::device::{DeviceChoice, visible_gpus};
@@ -25,7 +26,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::audio_rows::{AudioPlace, AudioRows, Origin};
+use crate::audio_rows::{AudioPlace, AudioRows, EXTRA, Origin};
 use crate::clips;
 use crate::error::{EvaluationError, nothing_to_score};
 use crate::hub_token::hub_with_token;
@@ -56,7 +57,8 @@ pub const BATCH_SECONDS: f64 = 120.0;
 /// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the partition,
 /// or the column `shard_id` where that names another) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
 /// `tar_size` in bytes; `start` in seconds). `word` lists what was heard, without tags: `word, start, end, confidence`, in seconds from
-/// the beginning of the row's audio, as the model emits words; confidences are those of `flow transcribe` without calibration. The worst utterances carry their audio (`clip`, a FLAC file), so that the
+/// the beginning of the row's audio, as the model emits words; confidences are those of `flow transcribe` without calibration. `by` and
+/// `cluster` add columns of the rows. The worst utterances carry their audio (`clip`, a FLAC file), so that the
 /// report can play them wherever it is read.
 ///
 /// # Example
@@ -119,6 +121,13 @@ pub struct DecodeSettings {
     /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
     /// `hf auth login` stored.
     pub hub_token: Option<Secret>,
+    /// Columns of the rows, or keys of their column `extra`, that the transcripts have too, as texts: for the setting `by` of
+    /// `evaluation.report`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<String>,
+    /// One more, for the setting `cluster` of `evaluation.report`. Empty: none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cluster: String,
 }
 
 impl Default for DecodeSettings {
@@ -142,6 +151,8 @@ impl Default for DecodeSettings {
             device: "cpu".into(),
             devices: 0,
             hub_token: None,
+            by: Vec::new(),
+            cluster: String::new(),
         }
     }
 }
@@ -168,6 +179,28 @@ impl DecodeSettings {
     fn decoding(&self) -> DecodingOptions {
         DecodingOptions::of(self.beam, (&self.lm, self.lm_weight), (&self.boost, self.boost_weight))
             .with_head(self.decoder)
+    }
+
+    /// What the transcripts have of the rows beside their own columns, each once. `rows`: the columns of the rows.
+    ///
+    /// # Errors
+    /// If the rows have neither such a column nor `extra`.
+    fn kept(&self, rows: &Schema) -> Result<Vec<&str>, StageError> {
+        let own = transcript_schema();
+        let by = self.by.iter().map(|name| ("by", name.as_str()));
+        let mut kept = Vec::new();
+        for (setting, name) in by.chain([("cluster", self.cluster.as_str())]) {
+            if name.is_empty() || own.column_with_name(name).is_some() || kept.contains(&name) {
+                continue;
+            }
+            let column = rows.field_with_name(name).or_else(|_| rows.field_with_name(EXTRA));
+            if !column.is_ok_and(|column| can_cast_types(column.data_type(), &DataType::Utf8)) {
+                let why = format!("the rows have no column `{name}` with texts or numbers, and no column `{EXTRA}`");
+                return Err(StageError::setting(setting, why));
+            }
+            kept.push(name);
+        }
+        Ok(kept)
     }
 
     /// The model of the hub that is named, if one is.
@@ -222,6 +255,17 @@ pub fn transcript_schema() -> SchemaRef {
         place("clip", DataType::Binary),
         Field::new("word", DataType::List(word_item()), false),
     ]))
+}
+
+/// The columns of the output with further ones, which are texts.
+fn schema_with(names: &[&str]) -> SchemaRef {
+    let mut fields = transcript_schema().fields().to_vec();
+    fields.extend(
+        names
+            .iter()
+            .map(|name| Arc::new(Field::new(*name, DataType::Utf8, true))),
+    );
+    Arc::new(Schema::new(fields))
 }
 
 fn word_fields() -> Fields {
@@ -312,8 +356,9 @@ impl Kind for EvaluationDecode {
                 );
             }
         }
-        AudioColumns::of_input(inputs.required("rows")?, inputs.has("members"))?;
-        let outputs = vec![Port::new("transcripts", transcript_schema())];
+        let rows = inputs.required("rows")?;
+        AudioColumns::of_input(rows, inputs.has("members"))?;
+        let outputs = vec![Port::new("transcripts", schema_with(&settings.kept(&rows.schema)?))];
         Ok(Shape {
             expensive: true,
             conservation: Conservation::Rows,
@@ -364,6 +409,9 @@ impl Kind for EvaluationDecode {
         }
         if !settings.prompts.is_default() {
             identity["prompts"] = json!(settings.prompts);
+        }
+        if !settings.by.is_empty() || !settings.cluster.is_empty() {
+            identity["kept"] = json!([settings.by, settings.cluster]);
         }
         identity
     }
@@ -524,9 +572,22 @@ impl Source for DecodeBody {
             let places = (rows.place(index), clips.remove(&index));
             (origins.get(index).cloned().unwrap_or_default(), places.0, places.1)
         };
-        out.send(0, transcripts(&self.settings.set, &rows, &outcomes, origin)?);
+        let transcripts = transcripts(&self.settings.set, &rows, &outcomes, origin)?;
+        let input = self.context.required("rows")?;
+        let kept = self.settings.kept(input.schema())?;
+        let of_rows = rows.texts_of(input, &kept)?;
+        out.send(0, with_columns(&transcripts, &kept, &of_rows)?);
         Ok(())
     }
+}
+
+/// The transcripts with columns of their rows. `of_rows` has a text for each utterance, whose number is `_row`.
+fn with_columns(transcripts: &RecordBatch, names: &[&str], of_rows: &[StringArray]) -> Result<RecordBatch, StageError> {
+    let mut columns = transcripts.columns().to_vec();
+    for texts in of_rows {
+        columns.push(take(texts, transcripts.column(0), None)?);
+    }
+    Ok(RecordBatch::try_new(schema_with(names), columns)?)
 }
 
 /// The transcripts as rows; `_row` counts the unreadable ones too. `origin` tells, of the utterance at an index, where it and

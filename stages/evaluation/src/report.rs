@@ -236,7 +236,8 @@ impl ReportSettings {
             for input in inputs.of("transcripts") {
                 if input.schema.column_with_name(column).is_none() {
                     let why = format!("input `{}` has no column `{column}`", input.name);
-                    return Err(StageError::setting(setting, why));
+                    let help = format!("if an evaluation.decode gives it, set `{setting}` there too");
+                    return Err(StageError::setting(setting, why).with_help(help));
                 }
             }
         }
