@@ -157,6 +157,8 @@ fn three_corpora_and_a_model_of_the_hub_become_a_model_with_their_script() {
         "replay_share=0.9",
         "init=hf://o/n",
         "hub_token=${env:SITE_TOKEN}",
+        "train.row_losses=2",
+        "align_with=hf://o/n",
         "vocab_size=1030",
         "min_duration=0.1",
         "min_characters_per_second=0.1",

@@ -9,7 +9,7 @@ use arrow::array::{
 use arrow::buffer::OffsetBuffer;
 use arrow::compute::{can_cast_types, take};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
-use flow_hub::{HubError, HubReference};
+use flow_hub::HubReference;
 use flow_kernels::device::{DeviceChoice, visible_gpus};
 use flow_kind::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use crate::audio_rows::{AudioPlace, AudioRows, EXTRA, Origin};
 use crate::clips;
 use crate::error::{EvaluationError, nothing_to_score};
-use crate::hub_token::hub_with_token;
+use crate::hub_token::{hub_error, local_model};
 use crate::prompts::PromptSettings;
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
@@ -205,21 +205,13 @@ impl DecodeSettings {
 
     /// The model of the hub that is named, if one is.
     fn of_hub(&self) -> Result<Option<HubReference>, StageError> {
-        HubReference::parse(self.model.trim()).transpose().map_err(hub_error)
+        let reference = HubReference::parse(self.model.trim()).transpose();
+        reference.map_err(|error| hub_error("model", error))
     }
 
     /// The model that is named, if one is.
     fn named(&self) -> Option<&Path> {
         Some(self.model.trim()).filter(|model| !model.is_empty()).map(Path::new)
-    }
-}
-
-/// Every reference to the hub here is the value of the setting `model`.
-fn hub_error(error: HubError) -> StageError {
-    match error {
-        HubError::Reference { message } => StageError::setting("model", message),
-        HubError::Unavailable { message, help } => StageError::failed(message).with_help(help),
-        error @ HubError::File { .. } => StageError::failed(error),
     }
 }
 
@@ -423,19 +415,9 @@ struct DecodeBody {
 }
 
 impl DecodeBody {
-    /// The local path of a model of the hub.
-    fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let hub = hub_with_token(self.settings.hub_token.as_ref()).map_err(hub_error)?;
-        let fetched = hub.fetch(reference, &mut |line| {
-            self.context.report(json!({ "line": line }));
-            !self.context.cancel.is_set()
-        });
-        fetched.map_err(hub_error)?.ok_or_else(|| StageError::failed("stopped"))
-    }
-
-    /// The local path of a model that is named by its path or URL.
+    /// The local path of the model that is named.
     fn local(&self, model: &Path) -> Result<PathBuf, StageError> {
-        self.context.local_copy("model", model, &OpenModel::is_part)
+        local_model(&self.context, "model", model, self.settings.hub_token.as_ref())
     }
 
     /// The recordings that are transcribed. Their content is not part of the rows, so their digests are part of the
@@ -483,10 +465,9 @@ impl Source for DecodeBody {
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
-        let model = match (self.settings.of_hub()?, self.settings.named()) {
-            (Some(reference), _) => self.fetched(&reference)?,
-            (None, Some(model)) => self.local(model)?,
-            (None, None) => {
+        let model = match self.settings.named() {
+            Some(model) => self.local(model)?,
+            None => {
                 let model = read_model(self.context.required("model")?)?;
                 model
                     .ok_or_else(|| StageError::failed("there is no trained model"))?
