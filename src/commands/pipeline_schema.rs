@@ -90,7 +90,7 @@ pub fn schema(registry: &Registry) -> Value {
         "properties": {
             "flow": {"description": "The version of this format.", "const": flow_spec::FORMAT},
             "description": {"type": "string"},
-            "params": {"description": "Parameters: values, `{default, help}`, `{required: true, help}`, `{secret: true, help}`, or groups of these.", "type": "object"},
+            "params": {"description": "Parameters: values, `{default, help}`, perhaps with `range: [0, 1]`, `{required: true, help}`, `{secret: true, help}`, or groups of these.", "type": "object"},
             "include": {
                 "description": "Other pipelines as groups; their stages are `group/stage`.",
                 "type": "object",

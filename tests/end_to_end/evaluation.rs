@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::binary::{Workplace, expect_code, program};
+use crate::binary::{Workplace, expect_code, golden_model, program};
 
 fn evaluate(place: &Workplace, settings: &[&str]) -> String {
     let mut flow = program();
@@ -49,6 +49,48 @@ fn low_precision_costs_few_words() {
             low <= f32 + words / 50,
             "{precision}: {low} of {words} words, {f32} in f32"
         );
+    }
+}
+
+/// What `manifest.read` keeps in `extra` reaches the report.
+#[test]
+fn rates_by_what_rows_say_of_themselves() {
+    let place = Workplace::new("micro");
+    let lines =
+        [("eval0_en-us", "f", 7), ("eval1_de", "m", 8), ("eval0_en-us", "f", 9)].map(|(name, gender, speaker)| {
+            let path = golden_model("audio").join(format!("{name}.wav"));
+            let text = format!("one two {speaker}");
+            json!({"audio_filepath": path, "text": text, "lang": "en", "gender": gender, "speaker": speaker})
+                .to_string()
+        });
+    let manifest = place.path("rows.jsonl");
+    std::fs::write(&manifest, lines.join("\n")).unwrap();
+    let of = |name: &str| format!("{name}={}", manifest.display());
+    let settings = [
+        of("manifest"),
+        of("train_manifest"),
+        "by=[gender]".into(),
+        "cluster=speaker".into(),
+        "resamples=100".into(),
+        "seed=1".into(),
+        "normalize=keep_marks".into(),
+        "normalize_languages={en: open_asr_english}".into(),
+        "names=[one two]".into(),
+        "switches=true".into(),
+        "training_counts=[1, 3]".into(),
+    ];
+    evaluate(&place, &settings.each_ref().map(String::as_str));
+    let scores = std::fs::read_to_string(place.path("report/scores.json")).unwrap();
+    let scores: Value = serde_json::from_str(&scores).unwrap();
+    let set = &scores["sets"][0];
+    let genders = &set["columns"]["gender"];
+    assert_eq!(
+        (&genders["f"]["utterances"], &genders["m"]["utterances"]),
+        (&json!(2), &json!(1))
+    );
+    assert_eq!(set["overall"]["clusters"], 3, "{set:.2000}");
+    for given in ["names", "switches", "rare_words"] {
+        assert!(!set[given].is_null(), "no {given} in {set:.2000}");
     }
 }
 

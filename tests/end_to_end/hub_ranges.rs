@@ -69,7 +69,8 @@ struct Seen {
     refused: Option<(u16, &'static str)>,
 }
 
-fn serve(answer: impl Fn(&str) -> (u16, String, Vec<u8>) + Send + 'static) -> String {
+/// A server that gives each request to `answer`, which gives status, headers and body.
+pub fn serve(answer: impl Fn(&str) -> (u16, String, Vec<u8>) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {

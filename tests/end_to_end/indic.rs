@@ -13,6 +13,7 @@ use parquet::file::properties::WriterProperties;
 use serde_json::{Value, json};
 
 use crate::binary::{Workplace, expect_code, golden_model, program, read_rejects, stderr};
+use crate::hub_ranges::serve;
 use crate::training::find;
 
 const TEXTS: [&str; 10] = [
@@ -104,8 +105,26 @@ fn write(folder: &Path, split: &str, rows: std::ops::Range<usize>, is_indicvoice
     writer.close().unwrap();
 }
 
+/// A hub whose model `o/n` is the bundled one, for those who have the token.
+fn hub() -> String {
+    let model = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models/small.nemo")).unwrap();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    serve(move |request| {
+        if !request.contains("authorization: Bearer hf_of_indic\n") {
+            return (401, String::new(), Vec::new());
+        }
+        let path = request.split(' ').nth(1).unwrap();
+        if path.starts_with("/api/models/o/n/revision/") {
+            let listing = json!({ "sha": commit, "siblings": [{ "rfilename": "small.nemo" }] });
+            return (200, String::new(), listing.to_string().into_bytes());
+        }
+        assert_eq!(path, format!("/o/n/resolve/{commit}/small.nemo"));
+        (200, "etag: \"small\"\r\n".into(), model.clone())
+    })
+}
+
 #[test]
-fn three_corpora_become_a_model_with_their_script() {
+fn three_corpora_and_a_model_of_the_hub_become_a_model_with_their_script() {
     let place = Workplace::new("micro");
     let folder = |name: &str| place.path(name).join("hindi");
     write(&folder("indicvoices"), "train", 0..3, true);
@@ -125,6 +144,8 @@ fn three_corpora_become_a_model_with_their_script() {
     let mut flow = program();
     flow.args(["run", "pipelines/indic.yaml", "--progress", "plain", "--state"])
         .arg(place.path("state"));
+    flow.env("HF_ENDPOINT", hub()).env("HF_HOME", place.path("hub"));
+    flow.env("SITE_TOKEN", "hf_of_indic").env_remove("HF_TOKEN");
     for name in ["indicvoices", "shrutilipi", "kathbath"] {
         flow.args(["--set", &format!("{name}={}", place.path(name).display())]);
     }
@@ -134,7 +155,10 @@ fn three_corpora_become_a_model_with_their_script() {
     for setting in [
         &replay,
         "replay_share=0.9",
-        "init=configs/models/small.nemo",
+        "init=hf://o/n",
+        "hub_token=${env:SITE_TOKEN}",
+        "train.row_losses=2",
+        "align_with=hf://o/n",
         "vocab_size=1030",
         "min_duration=0.1",
         "min_characters_per_second=0.1",

@@ -116,6 +116,8 @@ fn rows_in_tars_and_rows_to_replay_are_mixed() {
             &replay,
             &store_setting,
             "replay_share=0.5",
+            // The recordings are those of training and validation.
+            "allow_overlap=true",
             "train.max_steps=3",
             &checkpoints,
         ];
@@ -164,6 +166,26 @@ fn a_language_is_protected_and_replayed() {
         let all: Vec<&str> = settings.iter().chain(more).copied().collect();
         main_job(&place, &all).output().unwrap()
     };
+    // The recordings are those of training.
+    let output = run("refused", &["replay_manifest="]);
+    expect_code(&output, 2);
+    let said = stderr(&output);
+    assert!(
+        said.contains("2 of 2 rows of protect_manifest are also in training"),
+        "{said}"
+    );
+    let output = run("refused", &["protect_manifest="]);
+    expect_code(&output, 2);
+    let said = stderr(&output);
+    assert!(said.contains("rows of validation are also in training"), "{said}");
+    let output = run("refused", &["replay_share=1.5"]);
+    expect_code(&output, 2);
+    let said = stderr(&output);
+    assert!(
+        said.contains("`replay_share`: expected a number from 0 to 1, found 1.5"),
+        "{said}"
+    );
+    let run = |folder: &str, more: &[&str]| run(folder, &[&["allow_overlap=true"], more].concat());
     let output = run("kept", &["replay_share=0.9", "train.protect.max_rise=10"]);
     expect_code(&output, 0);
     let metrics = fs::read_to_string(place.path("kept/metrics.jsonl")).unwrap();

@@ -97,6 +97,8 @@ struct Param {
     raw: Option<Value>,
     /// Its value is shown nowhere.
     secret: bool,
+    /// The least and the largest number that its value may be.
+    range: Option<[f64; 2]>,
     given: Given,
     declared_at: Place,
     /// The group of whose pipeline it is, if it was not declared in the file itself.
@@ -142,13 +144,14 @@ pub(super) const FILE_DIR: &str = "file_dir";
 /// Characters of a value of the command line that are shown.
 const SHOWN: usize = 200;
 
-const LONG_FORM: [&str; 4] = ["default", "help", "required", "secret"];
+const LONG_FORM: [&str; 5] = ["default", "help", "required", "secret", "range"];
 
 /// Whether a map describes a parameter, and is no group of parameters.
 fn is_long_form(map: &Mapping) -> bool {
     let describes = |word: &&str| match *word {
         // A parameter of a group may have this name.
         "secret" => map.get("secret").is_some_and(Value::is_bool),
+        "range" => false,
         word => map.contains_key(word),
     };
     LONG_FORM.iter().any(describes)
@@ -283,6 +286,7 @@ impl Params {
                         default: Some(value.clone()),
                         help: None,
                         secret: false,
+                        range: None,
                     },
                     place(Part::Value),
                     source,
@@ -365,6 +369,18 @@ impl Params {
                 true
             }
         };
+        let range = form.get("range").and_then(|range| {
+            let ends = range.as_sequence().map(Vec::as_slice).unwrap_or_default();
+            let ends: Vec<f64> = ends.iter().filter_map(Value::as_f64).collect();
+            match ends[..] {
+                [least, largest] if least <= largest => Some([least, largest]),
+                _ => {
+                    let message = format!("parameter `{name}`: `range` must be two numbers, the smaller one first");
+                    wrong(&here.key("range"), Part::Value, message, None);
+                    None
+                }
+            }
+        });
         let mut default = form.get("default").cloned();
         let reads_environment = |default: &Value| default.as_str().is_some_and(substitute::is_lone_environment);
         if let (true, Some(written)) = (secret, &default)
@@ -408,6 +424,7 @@ impl Params {
             default,
             help,
             secret,
+            range,
         };
         self.push(declared, place, source);
     }
@@ -418,6 +435,7 @@ impl Params {
             default,
             help,
             secret,
+            range,
         } = declared;
         let given = Given {
             by: format!("its default in {}", source.path.display()),
@@ -430,6 +448,7 @@ impl Params {
             default,
             help,
             secret,
+            range,
             given,
             declared_at,
             inherited_by: None,
@@ -711,6 +730,7 @@ struct Declared {
     default: Option<Value>,
     help: Option<String>,
     secret: bool,
+    range: Option<[f64; 2]>,
 }
 
 enum Refusal {

@@ -1,9 +1,9 @@
 //! Manifest rows chosen for transcription, with the place of their audio.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, AsArray, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use flow_audio::AudioError;
@@ -15,6 +15,9 @@ use flow_sampling::manifest_rows::manifest_order;
 use rayon::prelude::*;
 
 use crate::transcribe::{Utterance, sample};
+
+/// The column with JSON objects of what has no column of its own, as `manifest.read` gives it.
+pub(crate) const EXTRA: &str = "extra";
 
 /// Chosen rows, in manifest order.
 pub struct AudioRows {
@@ -105,7 +108,7 @@ impl AudioRows {
             if !here.is_empty() && (source.is_some() || shard.is_some()) {
                 let columns: Vec<&str> = source.iter().chain(&shard).copied().collect();
                 let batch = rows.read_whole(partition, Some(&columns))?;
-                let text = |name: Option<&str>| -> Result<Option<arrow::array::StringArray>, StageError> {
+                let text = |name: Option<&str>| -> Result<Option<StringArray>, StageError> {
                     let Some(column) = name.and_then(|name| batch.column_by_name(name)) else {
                         return Ok(None);
                     };
@@ -128,6 +131,50 @@ impl AudioRows {
             first = end;
         }
         Ok(origins)
+    }
+
+    /// Texts of each utterance: of the columns of these names, or else of the keys of the JSON objects in the column `extra`;
+    /// null where there is none. `rows` are those that were read.
+    ///
+    /// # Errors
+    /// If rows cannot be read, or a column has no texts or numbers.
+    pub fn texts_of(&self, rows: &Artifact, names: &[&str]) -> Result<Vec<StringArray>, StageError> {
+        let has = |name: &&str| rows.schema().column_with_name(name).is_some();
+        let columns: BTreeSet<&str> = names.iter().map(|name| if has(name) { name } else { EXTRA }).collect();
+        let columns: Vec<&str> = columns.into_iter().filter(|name| has(name)).collect();
+        let mut texts: Vec<Vec<Option<String>>> = vec![Vec::new(); names.len()];
+        let (mut first, mut wanted) = (0u64, self.rows.iter().peekable());
+        for partition in manifest_order(rows) {
+            let end = first + rows.rows_of(partition).unwrap_or(0);
+            let mut here = Vec::new();
+            while let Some(row) = wanted.next_if(|row| u64::from(**row) < end) {
+                here.push((u64::from(*row) - first) as usize);
+            }
+            first = end;
+            if here.is_empty() || columns.is_empty() {
+                continue;
+            }
+            let batch = rows.read_whole(partition, Some(&columns))?;
+            let column = |name: &str| -> Result<Option<StringArray>, StageError> {
+                let Some(column) = batch.column_by_name(name) else {
+                    return Ok(None);
+                };
+                Ok(Some(cast(column, &DataType::Utf8)?.as_string::<i32>().clone()))
+            };
+            let extra = column(EXTRA)?;
+            for (name, texts) in names.iter().zip(&mut texts) {
+                let column = column(name)?;
+                let at = |texts: &Option<StringArray>, row: usize| -> Option<String> {
+                    let texts = texts.as_ref().filter(|texts| texts.is_valid(row))?;
+                    Some(texts.value(row).to_owned())
+                };
+                texts.extend(here.iter().map(|&row| match has(name) {
+                    true => at(&column, row),
+                    false => key_of(&at(&extra, row)?, name),
+                }));
+            }
+        }
+        Ok(texts.into_iter().map(StringArray::from).collect())
     }
 
     /// Where the audio of the utterance at `index` is.
@@ -220,6 +267,19 @@ impl AudioRows {
 
     fn row(&self, index: usize) -> Option<flow_sampling::dataset::Utterance<'_>> {
         self.data.utterance(*self.rows.get(index)?)
+    }
+}
+
+/// The value of a key of a JSON object as a text; none of what is null, missing or no object.
+fn key_of(object: &str, key: &str) -> Option<String> {
+    match serde_json::from_str::<serde_json::Value>(object)
+        .ok()?
+        .get_mut(key)?
+        .take()
+    {
+        serde_json::Value::Null => None,
+        serde_json::Value::String(text) => Some(text),
+        other => Some(other.to_string()),
     }
 }
 

@@ -7,8 +7,9 @@ use arrow::array::{
     ArrayRef, BinaryArray, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray, UInt32Array,
 };
 use arrow::buffer::OffsetBuffer;
+use arrow::compute::{can_cast_types, take};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef};
-use flow_hub::{HubError, HubReference};
+use flow_hub::HubReference;
 use flow_kernels::device::{DeviceChoice, visible_gpus};
 use flow_kind::{
     Artifact, Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
@@ -25,10 +26,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::audio_rows::{AudioPlace, AudioRows, Origin};
+use crate::audio_rows::{AudioPlace, AudioRows, EXTRA, Origin};
 use crate::clips;
 use crate::error::{EvaluationError, nothing_to_score};
-use crate::hub_token::hub_with_token;
+use crate::hub_token::{hub_error, local_model};
 use crate::prompts::PromptSettings;
 use crate::recordings::Recordings;
 use crate::report::{MODEL_COLUMNS, read_model};
@@ -56,7 +57,8 @@ pub const BATCH_SECONDS: f64 = 120.0;
 /// Each row also says where it comes from (`source`: the column `dataset`, or else `source`; `shard`: the partition,
 /// or the column `shard_id` where that names another) and where its audio is (`audio_path`, or `tar_path` below `shards`; `tar_offset` and
 /// `tar_size` in bytes; `start` in seconds). `word` lists what was heard, without tags: `word, start, end, confidence`, in seconds from
-/// the beginning of the row's audio, as the model emits words; confidences are those of `flow transcribe` without calibration. The worst utterances carry their audio (`clip`, a FLAC file), so that the
+/// the beginning of the row's audio, as the model emits words; confidences are those of `flow transcribe` without calibration. `by` and
+/// `cluster` add columns of the rows. The worst utterances carry their audio (`clip`, a FLAC file), so that the
 /// report can play them wherever it is read.
 ///
 /// # Example
@@ -119,6 +121,13 @@ pub struct DecodeSettings {
     /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
     /// `hf auth login` stored.
     pub hub_token: Option<Secret>,
+    /// Columns of the rows, or keys of their column `extra`, that the transcripts have too, as texts: for the setting `by` of
+    /// `evaluation.report`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<String>,
+    /// One more, for the setting `cluster` of `evaluation.report`. Empty: none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cluster: String,
 }
 
 impl Default for DecodeSettings {
@@ -142,6 +151,8 @@ impl Default for DecodeSettings {
             device: "cpu".into(),
             devices: 0,
             hub_token: None,
+            by: Vec::new(),
+            cluster: String::new(),
         }
     }
 }
@@ -170,23 +181,37 @@ impl DecodeSettings {
             .with_head(self.decoder)
     }
 
+    /// What the transcripts have of the rows beside their own columns, each once. `rows`: the columns of the rows.
+    ///
+    /// # Errors
+    /// If the rows have neither such a column nor `extra`.
+    fn kept(&self, rows: &Schema) -> Result<Vec<&str>, StageError> {
+        let own = transcript_schema();
+        let by = self.by.iter().map(|name| ("by", name.as_str()));
+        let mut kept = Vec::new();
+        for (setting, name) in by.chain([("cluster", self.cluster.as_str())]) {
+            if name.is_empty() || own.column_with_name(name).is_some() || kept.contains(&name) {
+                continue;
+            }
+            let column = rows.field_with_name(name).or_else(|_| rows.field_with_name(EXTRA));
+            if !column.is_ok_and(|column| can_cast_types(column.data_type(), &DataType::Utf8)) {
+                let why = format!("the rows have no column `{name}` with texts or numbers, and no column `{EXTRA}`");
+                return Err(StageError::setting(setting, why));
+            }
+            kept.push(name);
+        }
+        Ok(kept)
+    }
+
     /// The model of the hub that is named, if one is.
     fn of_hub(&self) -> Result<Option<HubReference>, StageError> {
-        HubReference::parse(self.model.trim()).transpose().map_err(hub_error)
+        let reference = HubReference::parse(self.model.trim()).transpose();
+        reference.map_err(|error| hub_error("model", error))
     }
 
     /// The model that is named, if one is.
     fn named(&self) -> Option<&Path> {
         Some(self.model.trim()).filter(|model| !model.is_empty()).map(Path::new)
-    }
-}
-
-/// Every reference to the hub here is the value of the setting `model`.
-fn hub_error(error: HubError) -> StageError {
-    match error {
-        HubError::Reference { message } => StageError::setting("model", message),
-        HubError::Unavailable { message, help } => StageError::failed(message).with_help(help),
-        error @ HubError::File { .. } => StageError::failed(error),
     }
 }
 
@@ -222,6 +247,17 @@ pub fn transcript_schema() -> SchemaRef {
         place("clip", DataType::Binary),
         Field::new("word", DataType::List(word_item()), false),
     ]))
+}
+
+/// The columns of the output with further ones, which are texts.
+fn schema_with(names: &[&str]) -> SchemaRef {
+    let mut fields = transcript_schema().fields().to_vec();
+    fields.extend(
+        names
+            .iter()
+            .map(|name| Arc::new(Field::new(*name, DataType::Utf8, true))),
+    );
+    Arc::new(Schema::new(fields))
 }
 
 fn word_fields() -> Fields {
@@ -312,8 +348,9 @@ impl Kind for EvaluationDecode {
                 );
             }
         }
-        AudioColumns::of_input(inputs.required("rows")?, inputs.has("members"))?;
-        let outputs = vec![Port::new("transcripts", transcript_schema())];
+        let rows = inputs.required("rows")?;
+        AudioColumns::of_input(rows, inputs.has("members"))?;
+        let outputs = vec![Port::new("transcripts", schema_with(&settings.kept(&rows.schema)?))];
         Ok(Shape {
             expensive: true,
             conservation: Conservation::Rows,
@@ -365,6 +402,9 @@ impl Kind for EvaluationDecode {
         if !settings.prompts.is_default() {
             identity["prompts"] = json!(settings.prompts);
         }
+        if !settings.by.is_empty() || !settings.cluster.is_empty() {
+            identity["kept"] = json!([settings.by, settings.cluster]);
+        }
         identity
     }
 }
@@ -375,19 +415,9 @@ struct DecodeBody {
 }
 
 impl DecodeBody {
-    /// The local path of a model of the hub.
-    fn fetched(&self, reference: &HubReference) -> Result<PathBuf, StageError> {
-        let hub = hub_with_token(self.settings.hub_token.as_ref()).map_err(hub_error)?;
-        let fetched = hub.fetch(reference, &mut |line| {
-            self.context.report(json!({ "line": line }));
-            !self.context.cancel.is_set()
-        });
-        fetched.map_err(hub_error)?.ok_or_else(|| StageError::failed("stopped"))
-    }
-
-    /// The local path of a model that is named by its path or URL.
+    /// The local path of the model that is named.
     fn local(&self, model: &Path) -> Result<PathBuf, StageError> {
-        self.context.local_copy("model", model, &OpenModel::is_part)
+        local_model(&self.context, "model", model, self.settings.hub_token.as_ref())
     }
 
     /// The recordings that are transcribed. Their content is not part of the rows, so their digests are part of the
@@ -435,10 +465,9 @@ impl Source for DecodeBody {
     }
 
     fn read(&mut self, _: &Partition, out: &mut Out) -> Result<(), StageError> {
-        let model = match (self.settings.of_hub()?, self.settings.named()) {
-            (Some(reference), _) => self.fetched(&reference)?,
-            (None, Some(model)) => self.local(model)?,
-            (None, None) => {
+        let model = match self.settings.named() {
+            Some(model) => self.local(model)?,
+            None => {
                 let model = read_model(self.context.required("model")?)?;
                 model
                     .ok_or_else(|| StageError::failed("there is no trained model"))?
@@ -524,9 +553,22 @@ impl Source for DecodeBody {
             let places = (rows.place(index), clips.remove(&index));
             (origins.get(index).cloned().unwrap_or_default(), places.0, places.1)
         };
-        out.send(0, transcripts(&self.settings.set, &rows, &outcomes, origin)?);
+        let transcripts = transcripts(&self.settings.set, &rows, &outcomes, origin)?;
+        let input = self.context.required("rows")?;
+        let kept = self.settings.kept(input.schema())?;
+        let of_rows = rows.texts_of(input, &kept)?;
+        out.send(0, with_columns(&transcripts, &kept, &of_rows)?);
         Ok(())
     }
+}
+
+/// The transcripts with columns of their rows. `of_rows` has a text for each utterance, whose number is `_row`.
+fn with_columns(transcripts: &RecordBatch, names: &[&str], of_rows: &[StringArray]) -> Result<RecordBatch, StageError> {
+    let mut columns = transcripts.columns().to_vec();
+    for texts in of_rows {
+        columns.push(take(texts, transcripts.column(0), None)?);
+    }
+    Ok(RecordBatch::try_new(schema_with(names), columns)?)
 }
 
 /// The transcripts as rows; `_row` counts the unreadable ones too. `origin` tells, of the utterance at an index, where it and

@@ -54,7 +54,7 @@ const DURATIONS: [f64; 10] = [1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 12.0, 16.0, 20.0, 30
 /// beside them. With `resamples` all rates have confidence intervals by the bootstrap, for which recordings, or the speakers of
 /// `cluster`, are drawn as a whole. `by`, `training_counts`, `names` and `switches` add rates of rows and of words; they are
 /// in `scores.json` as `columns`, `rare_words`, `names` and `switches`. A deleted or substituted word counts in its own group of
-/// words, an inserted one in the group that it belongs to itself; words are normalised as `normalize` says. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the
+/// words, an inserted one in the group that it belongs to itself; words are normalised as `normalize` says, and tags inside of texts are none. A source is the column `dataset` of the rows that were decoded, or else `source`; where that is the
 /// same for all, it is the shard.
 ///
 /// # Example
@@ -236,7 +236,8 @@ impl ReportSettings {
             for input in inputs.of("transcripts") {
                 if input.schema.column_with_name(column).is_none() {
                     let why = format!("input `{}` has no column `{column}`", input.name);
-                    return Err(StageError::setting(setting, why));
+                    let help = format!("if an evaluation.decode gives it, set `{setting}` there too");
+                    return Err(StageError::setting(setting, why).with_help(help));
                 }
             }
         }

@@ -4,6 +4,9 @@
 //! that it belongs to itself, as in the biased and unbiased word error rates of contextual recognition (Le et al.,
 //! "Contextualized streaming end-to-end speech recognition with trie-based deep biasing and shallow fusion", 2021). So the
 //! groups of a partition of the words add up to the word error rate.
+//!
+//! Tags of languages inside of texts belong to no group. The plain word error rate counts them as words, as NeMo does; the groups
+//! then add up to the normalised one, if its rules remove tags.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -372,7 +375,7 @@ fn switch_points(said: &[Said]) -> Vec<bool> {
 mod tests {
     use super::*;
     use crate::normalize::Normalization;
-    use crate::wer::score;
+    use crate::wer::{score, score_with};
     use proptest::prelude::*;
 
     fn keep_marks() -> Normalizer {
@@ -448,6 +451,30 @@ mod tests {
         let switches = tally.figures().switches.unwrap();
         assert_eq!(switches.points.units + switches.elsewhere.units, 4);
         assert_eq!((switches.points.units, switches.points.errors()), (2, 2));
+    }
+
+    /// The plain rate counts tags inside of texts as words, as NeMo does; groups and normalised rates do not.
+    #[test]
+    fn tags_inside_of_texts_belong_to_no_group() {
+        let (reference, hypothesis) = (
+            "<|de|> das <|en|> meeting <|de|> ist gut",
+            "<|de|> das <|en|> meting <|de|> ist",
+        );
+        let normalizer = keep_marks();
+        let measure = WordMeasure {
+            switches: true,
+            ..WordMeasure::default()
+        };
+        for normalizer in [&Normalizer::default(), &normalizer] {
+            let mut tally = WordTally::new(&measure, normalizer);
+            tally.add(reference, hypothesis, "de");
+            let switches = tally.figures().switches.unwrap();
+            assert_eq!(switches.points, counts(2, 1, 0, 0));
+            assert_eq!(switches.elsewhere, counts(2, 0, 0, 1));
+        }
+        let score = score_with(reference, hypothesis, "de", &normalizer);
+        assert_eq!(score.words, counts(6, 1, 0, 1));
+        assert_eq!(score.normalized.unwrap().0, counts(4, 1, 0, 1));
     }
 
     proptest! {

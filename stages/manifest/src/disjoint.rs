@@ -47,11 +47,22 @@ const SHARED: [&str; 3] = ["segment", "text", "recording"];
 ///   uses: training.train
 ///   from: {batches: load, validation: held_out}
 /// ```
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DisjointSettings {
     /// Continue with a warning instead of an error.
     pub allow_overlap: bool,
+    /// What the message calls the rows of `val`.
+    pub called: String,
+}
+
+impl Default for DisjointSettings {
+    fn default() -> Self {
+        DisjointSettings {
+            allow_overlap: false,
+            called: "validation".into(),
+        }
+    }
 }
 
 pub struct Disjoint;
@@ -88,6 +99,11 @@ impl Kind for Disjoint {
             context: context.clone(),
         })))
     }
+
+    /// Without `called`, which is only for messages.
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
+        serde_json::json!({ "allow_overlap": settings.allow_overlap })
+    }
 }
 
 struct Comparer {
@@ -104,14 +120,16 @@ impl Comparer {
             let Some(found) = overlap(val, train)? else {
                 return Ok(());
             };
+            let called = &self.settings.called;
+            let message = found.message(called);
             if !self.settings.allow_overlap {
-                return Err(StageError::refused(
-                    found.to_string(),
-                    "error rates on rows that were learned say nothing: take train and validation rows of one split, \
-                     or set `allow_overlap` if this is meant",
-                ));
+                let help = format!(
+                    "error rates on rows that were learned say nothing: take rows of training and {called} that have nothing in \
+                     common, such as those of one split, or set `allow_overlap` if this is meant"
+                );
+                return Err(StageError::refused(message, help));
             }
-            self.context.warn(found.to_string());
+            self.context.warn(message);
             Ok(())
         })?;
         Ok(())
@@ -147,28 +165,26 @@ pub struct Overlap {
     pub examples: Vec<(String, &'static str, String)>,
 }
 
-impl std::fmt::Display for Overlap {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Overlap {
+    /// The message about it; `called` are the rows that were compared with those of training.
+    fn message(&self, called: &str) -> String {
         let by = SHARED
             .iter()
             .zip(self.by)
             .map(|(what, rows)| format!("{rows} by their {what}"));
-        write!(
-            f,
-            "{} of {} rows of validation are also in training ({}): ",
-            self.in_training,
-            self.rows,
-            by.collect::<Vec<_>>().join(", ")
-        )?;
         let examples = self.examples.iter().map(|(val, what, train)| match *what {
             "segment" => format!("{val:?}"),
             what => format!("{val:?} has the {what} of {train:?}"),
         });
-        f.write_str(&examples.collect::<Vec<_>>().join(", "))?;
-        if self.in_training as usize > self.examples.len() {
-            f.write_str(", ...")?;
-        }
-        Ok(())
+        let has_more = self.in_training as usize > self.examples.len();
+        format!(
+            "{} of {} rows of {called} are also in training ({}): {}{}",
+            self.in_training,
+            self.rows,
+            by.collect::<Vec<_>>().join(", "),
+            examples.collect::<Vec<_>>().join(", "),
+            if has_more { ", ..." } else { "" }
+        )
     }
 }
 

@@ -38,7 +38,10 @@ fn batch(rows: &[Row<'_>]) -> RecordBatch {
 }
 
 fn run(val: &[Row<'_>], train: &[Row<'_>], allow_overlap: bool) -> Result<Output, StageError> {
-    let settings = DisjointSettings { allow_overlap };
+    let settings = DisjointSettings {
+        allow_overlap,
+        ..DisjointSettings::default()
+    };
     let half = val.len() / 2;
     Harness::<Disjoint>::new(settings)
         .input("val", schema())

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device};
+use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::{Hub, HubError, HubReference};
-use flow_kind::local_copy;
+use flow_kind::{Context, Secret, StageError, local_copy};
 use flow_model::ModelConfig;
 use flow_model::checkpoint::{OpenModel, base_and_adapter};
 use flow_model::model::TdtModel;
@@ -55,6 +56,28 @@ pub fn fetch_model(
             .map_err(|error| TrainingError::setting("init", error)),
         None => Ok(Some(PathBuf::from(model))),
     }
+}
+
+/// The local path of the model that a stage's `setting` names, as [`fetch_model`] gives it. The screen shows the download, which
+/// ends where the run does.
+///
+/// # Errors
+/// Those of [`local_model`], naming `setting`, and if the run ends.
+pub(crate) fn fetch_for_stage(
+    context: &Context,
+    setting: &str,
+    model: &str,
+    token: Option<&Secret>,
+) -> Result<PathBuf, StageError> {
+    let fetched = fetch_model(&context.storage, model, || hub_with_token(token), &mut |line| {
+        context.report(serde_json::json!({ "line": line }));
+        !context.cancel.is_set()
+    });
+    let fetched = fetched.map_err(|error| match error {
+        TrainingError::Setting { message, .. } => StageError::setting(setting, message),
+        other => other.into(),
+    });
+    fetched?.ok_or_else(|| StageError::failed("stopped"))
 }
 
 /// The parts of `MODEL+ADAPTER` where the model has to be fetched.

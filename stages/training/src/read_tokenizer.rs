@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use flow_evaluation::hub_token::hub_with_token;
 use flow_hub::HubReference;
 use flow_kind::store::path_in_set;
 use flow_kind::{
@@ -18,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint;
 use crate::checkpoint::bucket::{Wanted, local_root};
 use crate::error::TrainingError;
-use crate::init::{fetch_model, not_there};
+use crate::init::{fetch_for_stage, not_there};
 use crate::train_tokenizer::{tokenizer_of_model, tokenizer_port, tokenizer_row};
 
 /// Reads the tokenizer that a model is trained with.
@@ -229,11 +228,7 @@ impl Reader {
 
     /// The local path of `init`.
     fn fetched(&self) -> Result<PathBuf, StageError> {
-        let hub = || hub_with_token(self.settings.hub_token.as_ref());
-        let fetched = fetch_model(&self.context.storage, &self.settings.init, hub, &mut |line| {
-            self.context.report(serde_json::json!({ "line": line }));
-            !self.context.cancel.is_set()
-        });
-        fetched?.ok_or_else(|| StageError::failed("stopped"))
+        let ReadTokenizerSettings { init, hub_token, .. } = &self.settings;
+        fetch_for_stage(&self.context, "init", init, hub_token.as_ref())
     }
 }

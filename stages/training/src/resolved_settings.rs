@@ -115,7 +115,7 @@ impl ResolvedSettings {
         if of_best && (self.eval_every == 0 || self.keep_best.0 == 0) {
             return refuse(
                 "model_from",
-                "`best` and `average_best` need `eval_every` above 0 and `keep_best: true` or a number",
+                "`best` and `average_best` need `eval_every` and `keep_best` above 0",
             );
         }
         if !(self.protect.max_rise.is_finite() && self.protect.max_rise >= 0.0) {

@@ -10,7 +10,6 @@ use std::thread::JoinHandle;
 use arrow::array::{Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, unbounded};
-use flow_evaluation::hub_token::hub_with_token;
 use flow_kind::{
     Body, ColumnType, Context, InputPort, Inputs, Kind, Log, LogPosition, Operator, Out, OutputPort, Partition, Port,
     Progress, ROW, ReadOnce, Shape, StageError, Storage, WithShared,
@@ -24,7 +23,7 @@ use serde_json::Value;
 use crate::checkpoint::{self, CheckpointFolder, average_of, bucket};
 use crate::error::TrainingError;
 use crate::feed::Feed;
-use crate::init::{fetch_model, is_remote};
+use crate::init::{fetch_for_stage, is_remote};
 use crate::loaded_rows::BATCH_COLUMNS;
 use crate::model_from::{Chosen, chosen, model_before};
 use crate::resolved_settings::ResolvedSettings;
@@ -321,13 +320,12 @@ impl TrainBody {
 
     /// The model before training, with a warning: none of the checkpoints in `folder` may be handed on.
     fn model_before(&self, folder: &Path) -> Result<Chosen, StageError> {
-        let hub = || hub_with_token(self.settings.hub_token.as_ref());
-        let init = &self.settings.init;
-        let fetched = fetch_model(&self.context.storage, init, hub, &mut |line| {
-            self.context.report(serde_json::json!({ "line": line }));
-            !self.context.cancel.is_set()
-        })?;
-        let path = fetched.ok_or_else(|| StageError::failed("stopped"))?;
+        let path = fetch_for_stage(
+            &self.context,
+            "init",
+            &self.settings.init,
+            self.settings.hub_token.as_ref(),
+        )?;
         let before = model_before(path, folder)?;
         self.context.warn(format!(
             "the {} is handed on; train from the first step with lower rates or rows of these languages, or raise `protect.max_rise`",

@@ -1,27 +1,28 @@
 //! The kind `tokenizer.train`.
 
 use std::collections::{BTreeSet, BinaryHeap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use flow_hub::HubReference;
 use flow_kind::store::path_in_set;
 use flow_kind::{
     Artifact, Body, ColumnType, Context, InputCount, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW,
-    ReadOnce, Shape, Source, SourcePartition, StageError, WithShared, local_copy, read_regular_file,
+    ReadOnce, Secret, Shape, Source, SourcePartition, StageError, WithShared, read_regular_file,
 };
 use flow_model::checkpoint::OpenModel;
 use flow_model::tokenizer::train::{self, Normalisation, Recipe};
 use flow_model::tokenizer::{Algorithm, Tokenizer};
-use flow_storage::Storage;
 use flow_text::language_tag::tag_of;
 use rayon::ThreadPoolBuilder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainingError;
+use crate::init::fetch_for_stage;
 
 /// Most language tags; more are probably not languages.
 const MOST_LANGUAGES: usize = 1000;
@@ -73,9 +74,9 @@ pub struct TrainTokenizerSettings {
     /// Characters without a piece become bytes, for which 256 pieces are added.
     pub byte_fallback: bool,
     /// A BPE tokenizer to learn more pieces for: a SentencePiece `.model`, or the model that holds it (a `.nemo`
-    /// archive, a model folder, a Hugging Face folder), such as the one that is to be fine-tuned. All its pieces stay,
-    /// with their ids, so that the texts it was trained for are split as before; `vocab_size` counts them too. Its
-    /// normalisation, `special` pieces and bytes are its own.
+    /// archive, a model folder, a Hugging Face folder, or a model of the hub, which is downloaded when this stage runs), such
+    /// as the one that is to be fine-tuned. All its pieces stay, with their ids, so that the texts it was trained for are split
+    /// as before; `vocab_size` counts them too. Its normalisation, `special` pieces and bytes are its own.
     pub extend: String,
     /// `nmt_nfkc` (SentencePiece's default, as in NVIDIA's models) or `identity`.
     pub normalisation: NormalisationSetting,
@@ -83,6 +84,9 @@ pub struct TrainTokenizerSettings {
     pub max_sentences: u64,
     /// Longer texts, in bytes, are not learned from.
     pub max_sentence_bytes: u64,
+    /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
+    /// `hf auth login` stored.
+    pub hub_token: Option<Secret>,
 }
 
 impl Default for TrainTokenizerSettings {
@@ -99,6 +103,7 @@ impl Default for TrainTokenizerSettings {
             normalisation: NormalisationSetting::NmtNfkc,
             max_sentences: 1_000_000,
             max_sentence_bytes: 4192,
+            hub_token: None,
         }
     }
 }
@@ -119,24 +124,34 @@ pub enum NormalisationSetting {
 
 impl TrainTokenizerSettings {
     /// The tokenizer that is to be extended, if one is.
-    fn extended(&self, read: &ReadOnce<Vec<u8>>, storage: &Storage) -> Result<Option<Arc<Vec<u8>>>, StageError> {
+    fn extended(&self, read: &ReadOnce<Vec<u8>>, context: &Context) -> Result<Option<Arc<Vec<u8>>>, StageError> {
         if self.extend.trim().is_empty() {
             return Ok(None);
         }
-        read.get(&self.extend, || self.read_extended(storage)).map(Some)
+        read.get(&self.extend, || self.read_extended(context)).map(Some)
     }
 
-    fn read_extended(&self, storage: &Storage) -> Result<Vec<u8>, StageError> {
-        let path = Path::new(&self.extend);
-        let refuse = |why: String| StageError::setting("extend", why);
-        if path.extension().is_some_and(|ending| ending == "model") {
-            let read = path_in_set(storage, path).map_err(std::io::Error::other);
-            let read = read.and_then(|path| read_regular_file(storage, &path));
-            return read.map_err(|error| refuse(format!("cannot read {}: {error}", self.extend)));
+    fn read_extended(&self, context: &Context) -> Result<Vec<u8>, StageError> {
+        let is_file = Path::new(&self.extend)
+            .extension()
+            .is_some_and(|ending| ending == "model");
+        let fetch = || fetch_for_stage(context, "extend", &self.extend, self.hub_token.as_ref());
+        if !is_file {
+            return tokenizer_of_model("extend", &fetch()?);
         }
-        let path =
-            local_copy(storage, path, &OpenModel::is_part, &mut |_| true).map_err(|error| refuse(error.to_string()))?;
-        tokenizer_of_model("extend", &path.ok_or_else(|| refuse("stopped".into()))?)
+        let path = match self.hub()? {
+            Some(_) => fetch()?,
+            None => PathBuf::from(&self.extend),
+        };
+        let read = path_in_set(&context.storage, &path).map_err(std::io::Error::other);
+        let read = read.and_then(|path| read_regular_file(&context.storage, &path));
+        read.map_err(|error| StageError::setting("extend", format!("cannot read {}: {error}", self.extend)))
+    }
+
+    /// The model of the hub that `extend` names, if it is one.
+    fn hub(&self) -> Result<Option<HubReference>, StageError> {
+        let reference = HubReference::parse(&self.extend).transpose();
+        reference.map_err(|error| StageError::setting("extend", error))
     }
 
     fn recipe(&self, languages: &BTreeSet<String>, extends: Option<Vec<u8>>) -> Recipe {
@@ -176,6 +191,7 @@ impl TrainTokenizerSettings {
         if self.r#type != TokenizerType::Bpe && !self.extend.trim().is_empty() {
             return refuse("extend", "takes `type: bpe`");
         }
+        self.hub()?;
         Ok(())
     }
 }
@@ -295,6 +311,15 @@ impl Kind for TrainTokenizer {
             context: context.clone(),
         })))
     }
+
+    /// Without the token for the hub.
+    fn identity(settings: &Self::Settings) -> serde_json::Value {
+        let mut settings = serde_json::to_value(settings).unwrap_or_default();
+        if let Some(settings) = settings.as_object_mut() {
+            settings.remove("hub_token");
+        }
+        settings
+    }
 }
 
 struct TrainTokenizerBody {
@@ -304,12 +329,15 @@ struct TrainTokenizerBody {
 
 impl Source for TrainTokenizerBody {
     fn partitions(&mut self) -> Result<Vec<SourcePartition>, StageError> {
+        // A model of the hub is not fetched for a plan: its reference, which is part of the recipe, stands for its bytes.
+        let extended = match self.settings.hub()? {
+            Some(_) => None,
+            None => self.settings.extended(&self.settings.shared, &self.context)?,
+        };
         Ok(vec![SourcePartition::new(
             Partition::from("tokenizer".to_owned()),
             Vec::new(),
-            self.settings
-                .extended(&self.settings.shared, &self.context.storage)?
-                .map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex().to_string()),
+            extended.map_or(String::new(), |bytes| blake3::hash(&bytes).to_hex().to_string()),
         )])
     }
 
@@ -333,7 +361,7 @@ impl Source for TrainTokenizerBody {
         let languages = sample.languages.clone();
         let extends = self
             .settings
-            .extended(&self.settings.shared, &self.context.storage)?
+            .extended(&self.settings.shared, &self.context)?
             .map(|bytes| bytes.to_vec());
         let recipe = self.settings.recipe(&languages, extends);
         let failed = |error| StageError::from(TrainingError::from(error));

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray, UInt32Array};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use flow_evaluation::audio_rows::AudioRows;
+use flow_evaluation::hub_token::{is_of_hub, local_model};
 use flow_kernels::device::DeviceChoice;
 use flow_kind::{
     Body, Conservation, Context, FileRange, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, ROW, Reject,
-    RejectClass, Shape, Source, SourcePartition, StageError, Storage, UrlUse,
+    RejectClass, Secret, Shape, Source, SourcePartition, StageError, Storage, UrlUse,
 };
 use flow_model::Weights;
 use flow_model::checkpoint::OpenModel;
@@ -72,8 +73,9 @@ const ALL: &str = "all";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AlignSettings {
-    /// The model: a `.nemo` archive, a model folder such as a checkpoint, or a Hugging Face folder. Of a URL of object storage a
-    /// copy is kept on this machine.
+    /// The model: a `.nemo` archive, a model folder such as a checkpoint, a Hugging Face folder, or a model of the Hugging Face hub,
+    /// `hf://OWNER/NAME[@REVISION][/FILE]`, which is downloaded into the hub's own cache. Of a URL of object storage a copy is kept
+    /// on this machine.
     pub model: PathBuf,
     /// Folder below which the tars are (the parameter `shards`); it is put before every `tar_path`.
     #[serde(default)]
@@ -91,6 +93,10 @@ pub struct AlignSettings {
     /// Where the model is computed: `cpu`, `cuda` or `cuda:1` (see docs/gpu.md).
     #[serde(default = "cpu")]
     pub device: String,
+    /// A token for the Hugging Face hub, from a parameter with `secret: true`. Default: `HF_TOKEN`, or the token that
+    /// `hf auth login` stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub_token: Option<Secret>,
 }
 
 fn delay() -> f64 {
@@ -171,7 +177,8 @@ impl Kind for Align {
     }
 
     fn sources(settings: &AlignSettings) -> Vec<(&'static str, PathBuf)> {
-        vec![("model", settings.model.clone())]
+        let is_file = !is_of_hub(&settings.model);
+        is_file.then(|| ("model", settings.model.clone())).into_iter().collect()
     }
 
     fn ready(settings: &AlignSettings, _storage: &Storage) -> Result<(), StageError> {
@@ -199,8 +206,12 @@ struct Aligner {
 
 impl Aligner {
     fn model(&self) -> Result<PathBuf, StageError> {
-        self.context
-            .local_copy("model", &self.settings.model, &OpenModel::is_part)
+        local_model(
+            &self.context,
+            "model",
+            &self.settings.model,
+            self.settings.hub_token.as_ref(),
+        )
     }
 
     fn rows(&self) -> Result<AudioRows, StageError> {

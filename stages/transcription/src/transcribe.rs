@@ -10,6 +10,7 @@ use flow_audio::listing::Recording;
 use flow_audio::recording_reader::Channels;
 pub use flow_audio::samples::OnDamage;
 use flow_audio::samples::Refusal;
+use flow_evaluation::hub_token::local_model;
 use flow_kind::event::Event;
 use flow_kind::{
     Body, Context, InputPort, Inputs, Kind, Out, OutputPort, Partition, Port, RejectClass, Shape, Shared, Source,
@@ -192,8 +193,7 @@ impl Transcriber {
 impl Transcriber {
     /// The local path of the model.
     fn model(&self) -> Result<PathBuf, StageError> {
-        self.context
-            .local_copy("model", &self.settings.model, &OpenModel::is_part)
+        local_model(&self.context, "model", &self.settings.model, None)
     }
 }
 

@@ -88,8 +88,9 @@ pub struct TranscribeSettings {
     /// second or more, and `damaged_at` is its end in seconds) or `refuse` (it is a reject, `decode_error`).
     #[serde(default)]
     pub on_damage: OnDamage,
-    /// The model: a `.nemo` archive, a model folder such as a checkpoint, or a Hugging Face folder. Of a URL of object storage a
-    /// copy is kept on this machine.
+    /// The model: a `.nemo` archive, a model folder such as a checkpoint, a Hugging Face folder, or a model of the Hugging Face hub,
+    /// `hf://OWNER/NAME[@REVISION][/FILE]`, which is downloaded into the hub's own cache (with `HF_TOKEN` or the stored token). Of a
+    /// URL of object storage a copy is kept on this machine.
     pub model: PathBuf,
     /// What the model processes at once: `vad` (windows of speech between pauses, independently), `chunked` (chunks of
     /// a fixed length with context, with the decoder's state carried from one to the next, as NeMo's streaming

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::fit::{check_finite, fit, has_reference};
+use super::fit::{brief, check_finite, fit, has_reference};
 use super::{Environment, FILE_DIR, Param, ParamValue, Params};
 use crate::diagnostic::Diagnostic;
 use crate::substitute::{self, Lookup};
@@ -89,10 +89,28 @@ impl Resolver<'_> {
         }
         self.state[index] = State::InWork;
         self.depth += 1;
-        let value = self.resolve(index);
+        let value = self.resolve(index).filter(|value| self.is_in_range(index, value));
         self.depth -= 1;
         self.state[index] = State::Done(value.clone());
         value
+    }
+
+    /// Whether a number is in the range of its parameter. If not, it is reported.
+    fn is_in_range(&mut self, index: usize, value: &Value) -> bool {
+        let param = &self.params.params[index];
+        let (Some([least, largest]), Some(number)) = (param.range, value.as_f64()) else {
+            return true;
+        };
+        let is_in = (least..=largest).contains(&number);
+        if !is_in {
+            let message = format!(
+                "parameter `{}`: expected a number from {least} to {largest}, found {}",
+                param.name,
+                brief(value)
+            );
+            self.found.push(param.given.wrong(message));
+        }
+        is_in
     }
 
     fn resolve(&mut self, index: usize) -> Option<Value> {

@@ -17,6 +17,7 @@ params:
   free_end: .inf
   lone: '${env:NONE:-4}'
   group: {inner: 1}
+  part: {default: 0.5, range: [0, 1]}
 stages: {s: {uses: toy.count, with: {rows: 1}}}
 ";
     let files = Files::new(&[("p.yaml", text)]);
@@ -53,6 +54,7 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         // The default says that it may be infinite.
         ("free_end=-.inf", "free_end", "null"),
         ("group.inner=2", "group.inner", "2"),
+        ("part=1", "part", "1.0"),
     ] {
         assert_eq!(value(&[set], name), expected, "{set}");
     }
@@ -85,6 +87,12 @@ stages: {s: {uses: toy.count, with: {rows: 1}}}
         ("free.x=.inf", "expected a finite number, found .inf"),
         ("lone=.inf", "expected a finite number, found .inf"),
         ("share=${free_end}", "expected a finite number, found .inf"),
+        (
+            "part=1.5",
+            "error: --set part=1.5: parameter `part`: expected a number from 0 to 1, found 1.5",
+        ),
+        ("part=-0.1", "expected a number from 0 to 1, found -0.1"),
+        ("part=${count}", "expected a number from 0 to 1, found 3.0"),
         ("count=1.2345k", "expected a whole number"),
         ("count=k", "expected a whole number"),
         ("count=1.k", "expected a whole number"),

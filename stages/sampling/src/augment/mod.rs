@@ -14,6 +14,7 @@ mod sounds;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -89,7 +90,9 @@ settings! {
         path: String = String::new(),
         /// Probability for an utterance.
         prob: f64 = 0.5,
-        /// SNR in dB, drawn evenly.
+        /// SNR in dB: one number, or a range that is drawn from evenly.
+        #[serde(deserialize_with = "number_or_range")]
+        #[schemars(with = "NumberOrRange")]
         snr: [f64; 2] = [10.0, 20.0],
     }
     Noise {
@@ -380,6 +383,22 @@ pub(crate) fn steps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<St
     serde_json::from_value(value).map_err(D::Error::custom)
 }
 
+/// A number, or the least and the largest one.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum NumberOrRange {
+    Number(f64),
+    Range([f64; 2]),
+}
+
+fn number_or_range<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[f64; 2], D::Error> {
+    match NumberOrRange::deserialize(deserializer) {
+        Ok(NumberOrRange::Number(number)) => Ok([number, number]),
+        Ok(NumberOrRange::Range(range)) => Ok(range),
+        Err(_) => Err(D::Error::custom("expected a number of dB, or two in a list: [10, 20]")),
+    }
+}
+
 /// Checks the numbers of steps.
 ///
 /// # Errors
@@ -484,7 +503,7 @@ impl Augmenter {
                 continue;
             }
             let chosen = sounds.as_ref().map(|sounds| Chosen {
-                number: draws.below(sounds.len()),
+                number: Cell::new(draws.below(sounds.len())),
                 sounds,
             });
             if let Err(error) = step.apply(&mut signal, chosen.as_ref(), &mut draws) {
@@ -529,12 +548,13 @@ fn draw_seed(step: u64, seed: i64, epoch: u64, segment_id: &str) -> u64 {
 /// A recording that was drawn.
 struct Chosen<'a> {
     sounds: &'a Sounds,
-    number: usize,
+    /// Of several that a step draws, the newest: the one that an error is about.
+    number: Cell<usize>,
 }
 
 impl Chosen<'_> {
     fn path(&self) -> String {
-        self.sounds.path(self.number).display().to_string()
+        self.sounds.path(self.number.get()).display().to_string()
     }
 }
 
@@ -550,14 +570,14 @@ impl Step {
                 let speech = levels::power(signal);
                 // As Lhotse's CutSet.mix with `preserve_id`: what is left is 50 ms at most.
                 let filled = length.saturating_sub(SAMPLE_RATE as usize / 20);
-                let (mut number, mut at) = (*number, 0);
+                let mut at = 0;
                 let mut tracks = Vec::new();
                 while at < filled {
-                    let track = sounds.piece(number, filled - at, draws.0.unit())?;
+                    let track = sounds.piece(number.get(), filled - at, draws.0.unit())?;
                     let after = at + track.len().max(1);
                     tracks.push((track, at));
                     at = after;
-                    number = draws.below(sounds.len());
+                    number.set(draws.below(sounds.len()));
                 }
                 for (track, at) in tracks {
                     noise::mix(signal, speech, &track, at, Some(snr));
@@ -567,7 +587,7 @@ impl Step {
             Step::Noise(step) => {
                 let Chosen { sounds, number } = sound()?;
                 let snr = draws.uniform([step.min_snr_db, step.max_snr_db]);
-                let whole = sounds.whole(*number)?;
+                let whole = sounds.whole(number.get())?;
                 let factor = noise::noise_factor(levels::power(signal), levels::power(&whole), snr, step.max_gain_db);
                 let (from, at) = match whole.len().checked_sub(length) {
                     Some(spare) => (draws.below(spare + 1), 0),
@@ -581,7 +601,7 @@ impl Step {
                     [] => draws.uniform([step.min_snr_db, step.max_snr_db]),
                     samples => samples[draws.below(samples.len())],
                 };
-                let piece = sounds.piece(*number, length, draws.0.unit())?;
+                let piece = sounds.piece(number.get(), length, draws.0.unit())?;
                 let filled = noise::repeated(&piece, length, SAMPLE_RATE);
                 noise::noise_norm(signal, &filled, snr, step.norm_to_db);
             }
@@ -592,14 +612,14 @@ impl Step {
             }
             Step::ReverbRir(step) => {
                 let response = match chosen {
-                    Some(Chosen { sounds, number }) => sounds.whole(*number)?,
+                    Some(Chosen { sounds, number }) => sounds.whole(number.get())?,
                     None => random_room::impulse_response(&mut draws.0, SAMPLE_RATE).into(),
                 };
                 rooms::reverb_rir(signal, &response, step.early_only, SAMPLE_RATE);
             }
             Step::Impulse(step) => {
                 let Chosen { sounds, number } = sound()?;
-                let response = sounds.whole(*number)?;
+                let response = sounds.whole(number.get())?;
                 rooms::impulse(signal, &response, step.normalize_impulse, step.shift_impulse);
             }
             Step::Gain(step) => {

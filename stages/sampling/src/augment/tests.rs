@@ -672,6 +672,12 @@ fn wrong_settings_and_recordings_are_named() {
         }
         check(&[Step::Mix(step)]).unwrap_err();
     }
+    // As Lhotse takes it.
+    let snr = |snr: Value| serde_json::from_value::<Mix>(serde_json::json!({"path": path, "snr": snr}));
+    assert_eq!(snr(5.into()).unwrap().snr, [5.0, 5.0]);
+    assert_eq!(snr(serde_json::json!([0, 20])).unwrap().snr, [0.0, 20.0]);
+    let error = snr(serde_json::json!([1, 2, 3])).unwrap_err().to_string();
+    assert!(error.contains("[10, 20]"), "{error}");
     let missing = steps(&serde_json::json!([{"mix": {"path": folder.path().join("none").to_str()}}]));
     assert!(identified(&Storage::default(), &missing).unwrap_err().contains("none"));
     assert!(Augmenter::open(&Storage::default(), &missing).is_err());
@@ -701,6 +707,17 @@ fn wrong_settings_and_recordings_are_named() {
     assert!(broken.len() == 1 && broken[0].contains("bad.wav"), "{broken:?}");
     augmenter.apply(tone(2000), 1, 1, "a").unwrap();
     assert!(augmenter.newly_broken().is_empty(), "told twice");
+    // So is one that follows another.
+    fs::write(folder.path().join("good.wav"), wav(&[1000; 400])).unwrap();
+    let lines =
+        ["bad.wav", "good.wav", "good.wav", "good.wav"].map(|name| format!("{{\"audio_filepath\": \"{name}\"}}\n"));
+    fs::write(&manifest, lines.concat()).unwrap();
+    let augmenter = Augmenter::open(&Storage::default(), &all_steps(manifest.to_str().unwrap())[..1]).unwrap();
+    for epoch in 0..20 {
+        augmenter.apply(tone(4000), 1, epoch, "a").unwrap();
+    }
+    let broken = augmenter.newly_broken();
+    assert!(broken.len() == 1 && broken[0].contains("bad.wav"), "{broken:?}");
 }
 
 /// Whether the samples of a recording stay in memory depends on the size of the whole collection; what is heard does not.
