@@ -1,6 +1,7 @@
 //! Data sets of Hugging Face.
 
 use super::*;
+use crate::configs_folder::{CONFIGS, lay_out_configs};
 
 #[test]
 fn data_sets_of_hugging_face_are_read_where_they_are() {
@@ -211,12 +212,97 @@ fn files_of_a_folder_are_of_the_splits_that_its_readme_declares() {
     declare(
         "- config_name: default\n  data_files:\n  - {split: train, path: [parts/two.parquet, parts/gone.parquet]}\n",
     );
-    assert!(failure(split("")).contains("`parts/gone.parquet` matches no Parquet file"));
+    assert!(failure(split("")).contains("`parts/gone.parquet` matches no file"));
     // Of several without a default, names of files tell the splits.
     declare("- {config_name: a, data_dir: parts}\n- {config_name: b}\n");
     assert_eq!(column(&run(split("")), "segment_id"), ["one/0", "one/1", "two/0"]);
     declare("- 7\n");
     assert!(failure(split("")).contains("README.md"));
+}
+
+#[test]
+fn configurations_of_a_readme_are_read_of_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out_configs(folder.path());
+    let of = |config: &str, split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(&folder.path().join(config), "hi")
+    };
+    let tars = column(&run(with_lang(&data("webdataset/train-000000.tar"), "hi")), "text");
+    assert!(tars.len() > 1);
+    let tars: Vec<&str> = tars.iter().map(String::as_str).collect();
+    for (config, split, texts) in [
+        ("", "", &["one", "two"][..]),
+        ("lines", "held_out", &["three"]),
+        ("lines", "all", &["one", "two", "three"]),
+        ("tars", "", &tars),
+        ("folder", "", &["four"]),
+        ("folder", "test", &["five"]),
+        ("tables", "", &["four"]),
+        ("tables", "test", &["five"]),
+        ("archives", "", &["ek, do", "teen"]),
+    ] {
+        assert_eq!(column(&run(of(config, split)), "text"), texts, "{config}:{split}");
+    }
+    let decision = opened(&of("tables", "")).decision().unwrap();
+    for part in [
+        "`tables` of 6 of README.md",
+        "splits test, train; reading `train`",
+        "AudioFolder",
+    ] {
+        assert!(decision.contains(part), "{decision}");
+    }
+    for (config, split, said) in [
+        ("line", "", "no configuration `line`; write"),
+        (
+            "line",
+            "",
+            "/CONFIG with one of lines, tars, folder, tables, archives, texts",
+        ),
+        (
+            "lines",
+            "dev",
+            "no split \"dev\", which `split` names; its splits are held_out, train",
+        ),
+        (
+            "texts",
+            "",
+            "no file of its configuration `texts` is of a layout that is read",
+        ),
+    ] {
+        let message = failure(of(config, split));
+        assert!(message.contains(said), "{message}");
+    }
+    // A split that was not downloaded is left out; a pattern of one that was is not.
+    fs::remove_file(folder.path().join("lists/test.jsonl")).unwrap();
+    assert_eq!(column(&run(of("", "all")), "text"), ["one", "two"]);
+    fs::remove_file(folder.path().join("lists/more-0.jsonl")).unwrap();
+    let message = failure(of("lines", ""));
+    assert!(
+        message.contains("the pattern `lists/more-*.jsonl` matches no file"),
+        "{message}"
+    );
+    // Several, and none of them the default one; a chosen layout does not ask README.md.
+    let several = CONFIGS.replace("  default: true\n", "");
+    fs::write(folder.path().join("README.md"), several).unwrap();
+    let message = failure(of("", ""));
+    assert!(message.contains("several configurations"), "{message}");
+    let plain = ReadSettings {
+        layout: Layout::WebDataset,
+        ..of("tars", "test")
+    };
+    assert!(run(plain).all_rows("rows").num_rows() > 0);
+    // Nothing leads out of the folder.
+    for files in ["/etc/*", "../../*", "a/../../*", "{..,.}/*"] {
+        let readme = format!(
+            "---\nconfigs:\n- {{config_name: x, data_files: '{files}'}}\n- {{config_name: y, data_dir: '{files}'}}\n---\n"
+        );
+        fs::write(folder.path().join("README.md"), readme).unwrap();
+        for config in ["x", "y"] {
+            let message = failure(of(config, ""));
+            assert!(message.contains("configuration `"), "{message}");
+        }
+    }
 }
 
 #[test]

@@ -19,7 +19,9 @@ use flow_corpus::written_set::check_set;
 use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::at_once::threads_for;
-use crate::{hugging_face, tables_below, transcripts};
+use crate::hugging_face::{Kind, Selected};
+use crate::told::Told;
+use crate::{hugging_face, tables_below, transcripts, webdataset, zip_folder};
 
 /// The dataset of the hub that `manifest` names, if it names one.
 ///
@@ -45,6 +47,7 @@ pub fn open(
     if let Some(dataset) = dataset(settings).map_err(wrong)? {
         let others = hugging_face::Others {
             open,
+            open_selected,
             is_recognised: crate::is_recognised,
         };
         return hugging_face::open_dataset(storage, &dataset, settings, scratch, &others, progress);
@@ -54,8 +57,80 @@ pub fn open(
             "`fetch` is of datasets of the hub; files in object storage are always read in parts".into(),
         ));
     }
-    let files = existing(storage, &settings.manifest, "the manifest")?;
+    let is_auto = settings.layout == Layout::Auto && settings.format == Format::Auto && settings.tars.is_empty();
+    let selected = |path: &Path| tree::answered(|| hugging_face::selected_at(storage, path, &settings.split))?;
+    let files = match existing(storage, &settings.manifest, "the manifest") {
+        Err(error) => {
+            let path = Path::new(&settings.manifest);
+            let may_be_config = is_auto && tree::folder_above(path).is_some_and(|above| is_listed(storage, above));
+            let Some((root, selected)) = may_be_config.then(|| selected(path)).transpose()?.flatten() else {
+                return Err(error);
+            };
+            return open_selected(storage, &root, &selected, settings, scratch);
+        }
+        Ok(files) => files,
+    };
     check_layout(settings, &files)?;
+    if let ([root], true) = (files.as_slice(), is_auto)
+        && let Some((root, selected)) = selected(root)?
+    {
+        return open_selected(storage, &root, &selected, settings, scratch);
+    }
+    open_files(storage, files, settings, scratch)
+}
+
+/// Whether a folder is there; what is in a bucket is listed. One that may not be listed is not there.
+fn is_listed(storage: &Storage, folder: &Path) -> bool {
+    let can_be_listed = match Location::of_path(folder) {
+        Ok(Location::Object(url)) => url.can_be_listed(),
+        place => place.is_ok(),
+    };
+    can_be_listed && tree::list_all(storage, folder).unwrap_or(false)
+}
+
+/// Opens what a README.md declares of the data set at `root`.
+pub fn open_selected(
+    storage: &Storage,
+    root: &Path,
+    selected: &Selected,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
+    let files = || selected.files.iter().map(|(file, _)| root.join(file));
+    let with_splits = || {
+        files()
+            .zip(selected.files.iter().map(|(_, split)| split.clone()))
+            .collect()
+    };
+    let told = selected.told.clone();
+    // The files are those of the split.
+    let of_files = &ReadSettings {
+        split: String::new(),
+        ..settings.clone()
+    };
+    let manifest = match selected.kind {
+        Kind::Folder => open_files(storage, files().collect(), settings, scratch)?,
+        Kind::Lists => open_files(storage, files().collect(), of_files, scratch)?,
+        Kind::Tables => tables_below::open_tables(storage, root, files().collect(), of_files, scratch)?,
+        Kind::Parquet => {
+            let told = String::new();
+            hugging_face::open_parquet_files(storage, root, with_splits(), told, of_files)?
+        }
+        Kind::Tars => webdataset::open_files(storage, root, with_splits(), String::new(), of_files)?,
+        Kind::Zips => {
+            let files: Vec<PathBuf> = files().collect();
+            zip_folder::open_archives(storage, root, &files, String::new(), of_files, scratch)?
+        }
+    };
+    Ok(Told::of(manifest, told))
+}
+
+fn open_files(
+    storage: &Storage,
+    files: Vec<PathBuf>,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     if let ([root], Format::Auto, true) = (files.as_slice(), settings.format, settings.tars.is_empty())
         && let Some(manifest) = crate::open(storage, root, settings, scratch)?
     {

@@ -10,11 +10,11 @@ use flow_corpus::listing::{MOST_DEPTH, is_audio_name};
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
 use flow_corpus::tree;
-use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
-use flow_kind::StageError;
+use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
 use super::splits::{chosen, is_of_split};
+use super::told::Told;
 
 /// Tables that a message names.
 const SHOWN: usize = 5;
@@ -75,11 +75,10 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let below = |table: &Path| -> String {
+    let first_folder = |table: &PathBuf| -> String {
         let below = table.strip_prefix(root).unwrap_or(table);
-        below.to_string_lossy().into_owned()
+        below.to_string_lossy().split('/').next().unwrap_or_default().to_owned()
     };
-    let first_folder = |table: &PathBuf| below(table).split('/').next().unwrap_or_default().to_owned();
     let folders: Vec<String> = found.iter().map(first_folder).collect();
     let (places, of_splits) = if folders.iter().all(|folder| is_of_split(folder)) {
         chosen(&folders, &settings.split, root)?
@@ -90,6 +89,28 @@ pub fn open(
         return Err(ManifestError::manifest(root, why));
     };
     let tables: Vec<PathBuf> = places.into_iter().map(|place| found[place].clone()).collect();
+    let manifest = open_tables(storage, root, tables, settings, scratch)?;
+    Ok(match of_splits {
+        Some(of_splits) => Told::of(manifest, of_splits),
+        None => manifest,
+    })
+}
+
+/// The rows of some tables below `root`. Paths are relative to the folder of their table.
+///
+/// # Errors
+/// When a table cannot be read, or they are of several formats.
+pub fn open_tables(
+    storage: &Storage,
+    root: &Path,
+    tables: Vec<PathBuf>,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
+    let below = |table: &Path| -> String {
+        let below = table.strip_prefix(root).unwrap_or(table);
+        below.to_string_lossy().into_owned()
+    };
     let formats: BTreeSet<&str> = tables
         .iter()
         .filter_map(|table| table.extension()?.to_str())
@@ -112,42 +133,10 @@ pub fn open(
     if tables.len() == 1 {
         told = format!("AudioFolder with {}", below(one));
     }
-    if let Some(of_splits) = of_splits {
-        told = format!("{told}; {of_splits}");
-    }
-    let rows: Box<dyn Corpus> = match format_of_name(one) {
-        Some(Format::Parquet) => return Ok(Box::new(TableManifest::open(storage, tables, settings, scratch)?)),
-        Some(Format::Nemo) => Box::new(LineManifest::open(storage, tables, Vec::new(), settings)?),
-        _ => Box::new(TextTables::open(storage, tables, None, settings)?),
+    let manifest = match format_of_name(one) {
+        Some(Format::Parquet) => Box::new(TableManifest::open(storage, tables, settings, scratch)?),
+        Some(Format::Nemo) => LaidOut::of_lines(LineManifest::open(storage, tables, Vec::new(), settings)?, settings),
+        _ => LaidOut::of_lines(TextTables::open(storage, tables, None, settings)?, settings),
     };
-    Ok(LaidOut::of_lines(Told { rows, told }, settings))
-}
-
-/// Rows, with what their layout was taken for.
-struct Told {
-    rows: Box<dyn Corpus>,
-    told: String,
-}
-
-impl Corpus for Told {
-    fn told(&self) -> String {
-        let more = self.rows.told();
-        if more.is_empty() {
-            self.told.clone()
-        } else {
-            format!("{}; {more}", self.told)
-        }
-    }
-
-    fn parts(&self) -> Vec<Part> {
-        self.rows.parts()
-    }
-
-    fn has_files(&self, part: &Part) -> bool {
-        self.rows.has_files(part)
-    }
-
-    fn each(&self, storage: &Storage, part: &Part, take: &mut Take<'_>) -> Result<(), StageError> {
-        self.rows.each(storage, part, take)
-    }
+    Ok(Told::of(manifest, told))
 }

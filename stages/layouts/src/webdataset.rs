@@ -9,6 +9,7 @@ use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::tree;
+use flow_corpus::unpacking::unpacking;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::{Partition, StageError, Storage, open_input_file};
 use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
@@ -104,7 +105,24 @@ pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -
         }
         false => (vec![(root.to_path_buf(), String::new())], String::new()),
     };
+    open_files(storage, root, files, told, settings)
+}
+
+/// Tars, each with its split; `told` is for the log.
+///
+/// # Errors
+/// When one is missing or compressed, or `columns` name what is not there.
+pub fn open_files(
+    storage: &Storage,
+    root: &Path,
+    files: Vec<(PathBuf, String)>,
+    told: String,
+    settings: &ReadSettings,
+) -> Result<Manifest, ManifestError> {
     let tar = |(path, split): (PathBuf, String)| {
+        if let Some(command) = unpacking(&path) {
+            return Err(ManifestError::manifest(&path, format!("it is compressed; {command}")));
+        }
         let look = version_of(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
         Ok(Tar { path, look, split })
     };

@@ -139,15 +139,30 @@ pub fn open(
             (all, None)
         }
     };
+    let told = told.map_or_else(String::new, |told| format!("; {told}"));
+    open_archives(storage, root, &paths, told, settings, scratch)
+}
+
+/// Archives, each with its table; `told` is for the log.
+///
+/// # Errors
+/// When one cannot be read in place.
+pub fn open_archives(
+    storage: &Storage,
+    root: &Path,
+    paths: &[PathBuf],
+    told: String,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let archives = paths.iter().map(|path| Archive::open(storage, path, settings, scratch));
     let archives = archives.collect::<Result<Vec<Archive>, ManifestError>>()?;
-    let told = told.map_or_else(String::new, |told| format!("; {told}"));
     let of_rows = archives
         .iter()
         .map(|archive| archive.rows.told())
         .find(|told| !told.is_empty());
     let of_rows = of_rows.map_or_else(String::new, |told| format!("; {told}"));
-    let of_archives = match paths.as_slice() {
+    let of_archives = match paths {
         [one] => shown(one),
         several => format!("{} archives (.zip)", several.len()),
     };

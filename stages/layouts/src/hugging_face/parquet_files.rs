@@ -12,8 +12,8 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
 use super::columns::{Columns, is_audio};
 use super::data_set::{Content, File, file_of, is_full, open_files};
-use super::hub;
 use super::listing::{Listed, chosen_files, first_listed, listed, split_of_file};
+use super::readme::declared_in_folder;
 use crate::at_once::threads_for;
 use crate::splits::refuse_other;
 
@@ -48,7 +48,7 @@ pub fn open_parquet(
     let (files, told) = match tree::is_folder(storage, root) {
         true => {
             let all = listed(storage, root, "parquet")?;
-            match hub::declared_in_folder(storage, root, &all)? {
+            match declared_in_folder(storage, root, &all)? {
                 None => chosen_files(root, all, settings)?,
                 Some((files, config)) => {
                     let (files, told) = chosen_files(root, files, settings)?;
