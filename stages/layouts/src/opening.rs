@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use flow_corpus::tree;
-use flow_corpus::unpacking::unpacking;
+use flow_corpus::unpacking::{misnamed, unpacking};
 use flow_hub::DatasetReference;
 use flow_kind::open_input_file;
 use flow_kind::store::{on_threads, path_in_set, place_in_set};
@@ -140,6 +140,9 @@ fn open_files(
     for file in &files {
         let found = match settings.format {
             Format::Auto => format_of(storage, file).ok_or_else(|| {
+                if let Some(why) = misnamed(storage, file) {
+                    return ManifestError::manifest(file, why);
+                }
                 if let Some(command) = unpacking(file) {
                     let why = match file.extension().is_some_and(|extension| extension == "zip") {
                         true => format!("it is an archive without `metadata.csv` or `.jsonl`; {command}"),

@@ -9,7 +9,7 @@ use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::tree;
-use flow_corpus::unpacking::unpacking;
+use flow_corpus::unpacking::{misnamed, unpacking};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::{Partition, StageError, Storage, open_input_file};
 use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
@@ -121,7 +121,8 @@ pub fn open_files(
 ) -> Result<Manifest, ManifestError> {
     let tar = |(path, split): (PathBuf, String)| {
         if let Some(command) = unpacking(&path) {
-            return Err(ManifestError::manifest(&path, format!("it is compressed; {command}")));
+            let why = misnamed(storage, &path).unwrap_or_else(|| format!("it is compressed; {command}"));
+            return Err(ManifestError::manifest(&path, why));
         }
         let look = version_of(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
         Ok(Tar { path, look, split })
@@ -239,6 +240,7 @@ impl Corpus for WebDataset {
         }
         if let tar::End::Cut(why) = &listing.end {
             let path = tar.path.display().to_string();
+            let why = &misnamed(storage, &tar.path).unwrap_or_else(|| why.clone());
             take(None, Err(refuse("tar_truncated", format!("{path}: {why}"))), &|| {
                 serde_json::json!({ "tar": path }).to_string()
             })?;

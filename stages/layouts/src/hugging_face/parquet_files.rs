@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::looks::version_of;
 use flow_corpus::tree;
+use flow_corpus::unpacking::misnamed_or;
 use flow_corpus::{Manifest, ManifestError, ReadSettings};
 use flow_kind::Storage;
 use flow_kind::store::on_threads;
@@ -19,7 +20,8 @@ use crate::splits::refuse_other;
 
 fn parquet_of(storage: &Storage, path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
     let file = ForeignParquet::open(storage, path).map_err(|error| ManifestError::io(path, error))?;
-    file.metadata().map_err(|source| ManifestError::parquet(path, source))
+    file.metadata()
+        .map_err(|source| misnamed_or(storage, path, ManifestError::parquet(path, source)))
 }
 
 /// Whether a Parquet file has a column of recordings.
