@@ -418,6 +418,46 @@ fn tables_in_folders_below_have_the_recordings_beside_and_below_them() {
     );
 }
 
+/// An archive of files as they are.
+fn stored_zip(files: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let (mut archive, mut directory) = (Vec::new(), Vec::new());
+    for (name, bytes) in files {
+        let mut sum = flate2::Crc::new();
+        sum.update(bytes);
+        let numbers = |of: &[u32]| of.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        let (size, offset) = (bytes.len() as u32, archive.len() as u32);
+        // Version, flags, method, time, date, sum, sizes, and the length of the name.
+        let common = [
+            vec![20, 0, 0, 0, 0, 0, 0, 0, 0x21, 0x5a],
+            numbers(&[sum.sum(), size, size, name.len() as u32]),
+        ]
+        .concat();
+        archive.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
+        directory.extend(
+            [
+                b"PK\x01\x02\x14\0",
+                &common[..],
+                &[0; 10],
+                &numbers(&[offset]),
+                name.as_bytes(),
+            ]
+            .concat(),
+        );
+    }
+    let (count, size, offset) = (files.len() as u16, directory.len() as u32, archive.len() as u32);
+    let count = count.to_le_bytes();
+    let end = [
+        &b"PK\x05\x06\0\0\0\0"[..],
+        &count,
+        &count,
+        &size.to_le_bytes(),
+        &offset.to_le_bytes(),
+        &[0; 2],
+    ]
+    .concat();
+    [archive, directory, end].concat()
+}
+
 #[test]
 fn audio_folders_in_archives_are_read_in_place() {
     let expected = |folder: &str| {
@@ -458,6 +498,58 @@ fn audio_folders_in_archives_are_read_in_place() {
     assert_eq!(read(""), ["ek, do", "teen"]);
     assert_eq!(read("test"), ["teen"]);
     assert_eq!(read("all"), ["teen", "ek, do", "teen"]);
+    // Several tables: all, or those of a split.
+    let several = |tables: &[(&str, &str)]| {
+        let mut files = vec![
+            ("train/clips/a.flac", wav("a.flac")),
+            ("test/clips/b.flac", wav("b.flac")),
+        ];
+        files.extend(tables.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())));
+        let path = folder.path().join("several.zip");
+        fs::write(&path, stored_zip(&files)).unwrap();
+        path
+    };
+    let csv = |file: &str, text: &str| format!("file_name,text\nclips/{file}.flac,{text}\n../../x.flac,out\n");
+    let (train, test) = (csv("a", "one"), csv("b", "two"));
+    let path = several(&[("train/metadata.csv", &train), ("test/metadata.csv", &test)]);
+    let read = |split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(&path, "hi")
+    };
+    for (split, texts, recordings) in [
+        ("", &["one"][..], &["a.flac"][..]),
+        ("dev", &[], &[]),
+        ("test", &["two"], &["b.flac"]),
+        ("all", &["two", "one"], &["b.flac", "a.flac"]),
+    ] {
+        if texts.is_empty() {
+            assert!(failure(read(split)).contains("its splits are test, train"));
+            continue;
+        }
+        let output = run(read(split));
+        assert_eq!(column(&output, "text"), texts, "{split}");
+        let recordings: Vec<Vec<u8>> = recordings.iter().map(|name| wav(name)).collect();
+        assert_eq!(recordings_of(&output), recordings, "{split}");
+        assert_eq!(by_reason(&output), counts(&[("unsafe_name", texts.len())]));
+    }
+    let lines = "{\"file_name\": \"clips/b.flac\", \"text\": \"two\"}\n";
+    for (tables, said) in [
+        (
+            &[("en/metadata.csv", train.as_str()), ("hi/metadata.jsonl", lines)][..],
+            "of several formats (en/metadata.csv, hi/metadata.jsonl)",
+        ),
+        (
+            &[("metadata.csv", &train), ("hi/metadata.csv", &test)],
+            "one above another (metadata.csv, hi/metadata.csv)",
+        ),
+        (
+            &[("../metadata.csv", &train), ("hi/metadata.csv", &test)],
+            "../metadata.csv is not read in an archive",
+        ),
+    ] {
+        let message = failure(with_lang(&several(tables), "hi"));
+        assert!(message.contains(said) && message.contains("run `unzip "), "{message}");
+    }
     // Damage anywhere: an error or rows, and no panic.
     let (whole, path) = (fs::read(data("zip/large.zip")).unwrap(), folder.path().join("x.zip"));
     for length in [0, 3, 21, 22, 100, whole.len() / 2, whole.len() - 23, whole.len() - 1] {
