@@ -332,6 +332,136 @@ fn a_column_of_bytes_holds_recordings() {
     }
 }
 
+/// A Parquet file as `datasets` writes it, of one row for each recording of the test data, with a column of recordings and of texts.
+fn parquet_of(path: &Path, recordings: &[&str], columns: &[(&str, &[&str])]) {
+    let bytes: Vec<Vec<u8>> = recordings.iter().map(|name| wav(name)).collect();
+    let bytes: arrow::array::ArrayRef = Arc::new(arrow::array::BinaryArray::from_iter_values(bytes));
+    let names: arrow::array::ArrayRef = Arc::new(StringArray::from_iter_values(recordings));
+    let audio = arrow::array::StructArray::try_from(vec![("bytes", bytes), ("path", names)]).unwrap();
+    let texts = columns.iter().map(|(name, values)| {
+        let values: arrow::array::ArrayRef = Arc::new(StringArray::from_iter_values(*values));
+        (*name, values)
+    });
+    let audio: arrow::array::ArrayRef = Arc::new(audio);
+    let all = std::iter::once(("audio", audio)).chain(texts);
+    let batch = arrow::array::RecordBatch::try_from_iter(all).unwrap();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn data_sets_of_the_hub_are_read_as_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let of = |name: &str, split: &str, columns: &[&str]| ReadSettings {
+        split: split.into(),
+        columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+        ..with_lang(&at(name), "en")
+    };
+    // yodas-granary: a folder of a language and part, in it one of transcripts and one of translations.
+    let granary = "yodas-granary/data/en000";
+    parquet_of(
+        &at(&format!("{granary}/asr_only/00000000.parquet")),
+        &["a.flac", "b.flac"],
+        &[
+            ("text", &["One.", "Two."]),
+            ("utt_id", &["v-00000-00000012-00000062", "v-00001-00000100-00000175"]),
+        ],
+    );
+    parquet_of(
+        &at(&format!("{granary}/ast/00000000.parquet")),
+        &["c.flac"],
+        &[("text", &["Drei."])],
+    );
+    let output = run(of(granary, "asr_only", &["utt_id=segment_id"]));
+    let expected = [
+        row("v-00000-00000012-00000062", "One.", "en", None, 0.5),
+        row("v-00001-00000100-00000175", "Two.", "en", None, 0.75),
+    ];
+    assert_eq!(rows_of(&output), expected);
+    assert_eq!(recordings_of(&output), [wav("a.flac"), wav("b.flac")]);
+    assert!(failure(of(granary, "", &[])).contains("its splits are asr_only, ast"));
+
+    // SPRING-INX: on the hub, and as Kaldi's folders.
+    parquet_of(
+        &at("SPRING_INX_hub/data/train-00000-of-00001.parquet"),
+        &["a.flac"],
+        &[("utterance_id", &["u1"]), ("text", &["ek"])],
+    );
+    let output = run(of("SPRING_INX_hub", "", &["utterance_id=segment_id"]));
+    assert_eq!(rows_of(&output), [row("u1", "ek", "en", None, 0.5)]);
+    lay_out(
+        folder.path(),
+        &[
+            ("SPRING_INX_Hindi/train/wav.scp", "rec1 Audio/b.flac\n"),
+            (
+                "SPRING_INX_Hindi/train/segments",
+                "utt1 rec1 0.25 0.5\nutt2 rec1 0.5 0.75\n",
+            ),
+            ("SPRING_INX_Hindi/train/text", "utt1 ek do\nutt2 teen\n"),
+            ("SPRING_INX_Hindi/train/utt2spk", "utt1 s1\nutt2 s1\n"),
+        ],
+    );
+    fs::create_dir_all(at("SPRING_INX_Hindi/Audio")).unwrap();
+    fs::copy(data("wav/b.flac"), at("SPRING_INX_Hindi/Audio/b.flac")).unwrap();
+    let expected = [
+        row("utt1", "ek do", "en", Some(0.25), 0.25),
+        row("utt2", "teen", "en", Some(0.5), 0.25),
+    ];
+    assert_eq!(rows_of(&run(of("SPRING_INX_Hindi/train", "", &[]))), expected);
+
+    // ESB: a folder for each corpus, whose splits have dots in their names.
+    for (split, recording) in [
+        ("test.clean", "a.flac"),
+        ("test.other", "b.flac"),
+        ("validation.clean", "c.flac"),
+    ] {
+        let columns: &[(&str, &[&str])] = &[("dataset", &["librispeech"]), ("text", &[split]), ("id", &["1-2-3"])];
+        parquet_of(
+            &at(&format!("esb/librispeech/{split}-00000-of-00001.parquet")),
+            &[recording],
+            columns,
+        );
+    }
+    let texts = |split: &str| column(&run(of("esb/librispeech", split, &[])), "text");
+    assert_eq!(texts("test.other"), ["test.other"]);
+    assert_eq!(texts("test"), ["test.clean", "test.other"]);
+    assert_eq!(texts("dev"), ["validation.clean"]);
+
+    // YODAS3: tars of whole videos, whose texts are in an index beside them. Lines that name their members are read.
+    let mut tar = std::process::Command::new("tar");
+    fs::create_dir_all(at("yodas3/en/audio")).unwrap();
+    tar.arg("-C")
+        .arg(data("wav"))
+        .arg("-cf")
+        .arg(at("yodas3/en/audio/0000.tar"))
+        .arg("b.flac");
+    assert!(tar.status().unwrap().success());
+    let said = failure(of("yodas3/en", "", &[]));
+    assert!(
+        said.contains("but tars") && said.contains("where a manifest names their members: `tars`"),
+        "{said}"
+    );
+    lay_out(
+        folder.path(),
+        &[(
+            "0000.jsonl",
+            "{\"audio_filepath\": \"b.flac\", \"offset\": 0.25, \"duration\": 0.5, \"text\": \"one\"}\n",
+        )],
+    );
+    let named = ReadSettings {
+        tars: at("yodas3/en/audio/0000.tar").to_str().unwrap().into(),
+        ..of("0000.jsonl", "", &[])
+    };
+    let output = run(named);
+    assert_eq!(
+        (column(&output, "text"), numbers(&output, "start")),
+        (vec!["one".into()], vec![Some(0.25)])
+    );
+}
+
 #[test]
 fn compressed_arrow_files_are_read() {
     for name in ["lz4", "zstd"] {
