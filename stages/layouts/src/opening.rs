@@ -62,7 +62,7 @@ pub fn open(
     let files = match existing(storage, &settings.manifest, "the manifest") {
         Err(error) => {
             let path = Path::new(&settings.manifest);
-            let may_be_config = is_auto && tree::folder_above(path).is_some_and(|above| is_listed(storage, above));
+            let may_be_config = is_auto && tree::folder_above(path).is_some_and(|above| has_readme(storage, above));
             let Some((root, selected)) = may_be_config.then(|| selected(path)).transpose()?.flatten() else {
                 return Err(error);
             };
@@ -79,13 +79,14 @@ pub fn open(
     open_files(storage, files, settings, scratch)
 }
 
-/// Whether a folder is there; what is in a bucket is listed. One that may not be listed is not there.
-fn is_listed(storage: &Storage, folder: &Path) -> bool {
+/// Whether a README.md is in a folder; what else is in a bucket is listed then. One that may not be listed has none.
+fn has_readme(storage: &Storage, folder: &Path) -> bool {
     let can_be_listed = match Location::of_path(folder) {
         Ok(Location::Object(url)) => url.can_be_listed(),
         place => place.is_ok(),
     };
-    can_be_listed && tree::list_all(storage, folder).unwrap_or(false)
+    let is_there = || tree::answered(|| tree::is_file(storage, &folder.join("README.md"))).unwrap_or(false);
+    can_be_listed && is_there() && tree::list_all(storage, folder).unwrap_or(false)
 }
 
 /// Opens what a README.md declares of the data set at `root`.

@@ -88,7 +88,8 @@ pub(super) fn declared(storage: &Storage, readme: &Path, root: &Path) -> Result<
     }
     let bytes = read_regular_file(storage, readme).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
-    let Some(header) = header(&text) else {
+    // Other programs have headers of their own, which need not be YAML.
+    let Some(header) = header(&text).filter(|header| header.contains("configs")) else {
         return Ok(Vec::new());
     };
     let invalid =
