@@ -292,6 +292,17 @@ fn configurations_of_a_readme_are_read_of_every_layout() {
         ..of("tars", "test")
     };
     assert!(run(plain).all_rows("rows").num_rows() > 0);
+    // Texts of Shar are not in its tars.
+    let shar = copied(&["shar/cuts.000000.jsonl.gz", "shar/recording.000000.tar"]);
+    let at = shar.path().join("shar");
+    let before = column(&run(with_lang(&at, "hi")), "text");
+    fs::write(
+        at.join("README.md"),
+        "---\nconfigs:\n- {config_name: x, data_files: '*.tar'}\n---\n",
+    )
+    .unwrap();
+    assert_eq!(column(&run(with_lang(&at, "hi")), "text"), before);
+    assert!(!before.is_empty());
     // A header of another program is not asked.
     fs::write(folder.path().join("README.md"), "---\nA: title: [\n---\n").unwrap();
     assert_eq!(column(&run(of("af/test", "")), "text"), ["five"]);

@@ -109,6 +109,14 @@ pub fn open_selected(
         split: String::new(),
         ..settings.clone()
     };
+    // Lists beside tars of NeMo and Shar have their texts, so their folder is read.
+    let folder = files().next().and_then(|first| first.parent().map(Path::to_path_buf));
+    let is_of_others = |folder: &PathBuf| tree::answered(|| webdataset::is_of_others(storage, folder));
+    if let (Kind::Tars, Some(folder)) = (&selected.kind, folder)
+        && is_of_others(&folder)?
+    {
+        return open_files(storage, vec![folder], of_files, scratch);
+    }
     let manifest = match selected.kind {
         Kind::Folder => open_files(storage, files().collect(), settings, scratch)?,
         Kind::Lists => open_files(storage, files().collect(), of_files, scratch)?,

@@ -82,9 +82,13 @@ fn has_samples(storage: &Storage, path: &Path) -> bool {
     })
 }
 
+/// Whether the tars of a folder are of another layout. Shar has `.json` beside recordings, too.
+pub fn is_of_others(storage: &Storage, root: &Path) -> bool {
+    shar::detect(storage, root).is_some() || nemo_tarred::detect(storage, root).is_some()
+}
+
 pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
-    // Shar has `.json` beside recordings, too.
-    if shar::detect(storage, root).is_some() || nemo_tarred::detect(storage, root).is_some() {
+    if is_of_others(storage, root) {
         return None;
     }
     let first = match tree::is_folder(storage, root) {
