@@ -19,7 +19,7 @@ use crate::naming::{language, named, names_all};
 use crate::rows::Rows;
 use crate::transcripts::{transcript, transcripts_of};
 use crate::tree::{self, TreeEntry};
-use crate::unpacking::unpacking;
+use crate::unpacking::{misnamed, unpacking};
 use crate::{ReadSettings, file_stem};
 
 /// Tables of a folder by Hugging Face's convention; the first that exists counts.
@@ -113,6 +113,13 @@ impl AudioFolder {
     ) -> Result<Self, ManifestError> {
         let blocks = list(storage, root, only)?;
         if blocks.is_empty() {
+            let misnamed = [".tar", ".tar.gz", ".tgz"].iter().find_map(|ending| {
+                let first = first_with(storage, root, ending)?;
+                Some(ManifestError::manifest(&first, misnamed(storage, &first)?))
+            });
+            if let Some(misnamed) = misnamed {
+                return Err(misnamed);
+            }
             let packed = [".tar.gz", ".tgz", ".zip"]
                 .iter()
                 .find_map(|ending| first_with(storage, root, ending));

@@ -22,6 +22,7 @@ use crate::names::strip_dot_slash;
 use crate::naming::{language, named, names_all};
 use crate::places::Places;
 use crate::times::{DURATION, ENDS, STARTS, TIME_KEYS, Times, Unit, UnitSample, is_time, unread, unread_among};
+use crate::unpacking::misnamed_or;
 use crate::{Corpus, Part, Take, take_line};
 use crate::{ReadSettings, file_stem};
 
@@ -321,7 +322,7 @@ fn check_beginning(storage: &Storage, path: &Path) -> Result<(), ManifestError> 
     let Some(why) = no_text(&bytes).or(array).or(spread) else {
         return Ok(());
     };
-    Err(ManifestError::manifest(path, why))
+    Err(misnamed_or(storage, path, ManifestError::manifest(path, why)))
 }
 
 /// Removes the keys that may be in a line, which may write their letters as escapes.

@@ -14,6 +14,7 @@ use unicode_normalization::UnicodeNormalization;
 use crate::error::at;
 use crate::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use crate::tree::list_tar;
+use crate::unpacking::misnamed;
 
 /// Longest recording whose length is measured.
 const LONGEST_SECONDS: f64 = 4.0 * 3600.0;
@@ -250,7 +251,7 @@ fn list(storage: &Storage, path: &Path) -> Result<Result<Members, String>, Stage
     }
     let listing = list_tar(storage, path).map_err(failed)?;
     if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
-        return Ok(Err(why.clone()));
+        return Ok(Err(misnamed(storage, path).unwrap_or_else(|| why.clone())));
     }
     let mut members = Members {
         by_name: HashMap::new(),

@@ -26,6 +26,7 @@ use crate::places::{Places, shard_folders};
 use crate::rows::Rows;
 use crate::text_tables::new_heading;
 use crate::times::{DURATION, ENDS, OFFSET, STARTS, Times, Unit, UnitSample, unread, unread_among};
+use crate::unpacking::misnamed_or;
 use crate::{ReadSettings, file_stem};
 
 const TEXTS: [&str; 9] = [
@@ -267,7 +268,9 @@ impl Table {
     fn open(storage: &Storage, path: &Path, settings: &ReadSettings) -> Result<Table, ManifestError> {
         let look = version_of(storage, path).map_err(|e| ManifestError::io(path, e))?;
         let file = ForeignParquet::open(storage, path).map_err(|e| ManifestError::io(path, e))?;
-        let metadata = file.metadata().map_err(|source| ManifestError::parquet(path, source))?;
+        let metadata = file
+            .metadata()
+            .map_err(|source| misnamed_or(storage, path, ManifestError::parquet(path, source)))?;
         let rows = metadata.metadata().row_groups().iter().map(|group| group.num_rows());
         let mut table = Table {
             path: path.to_path_buf(),

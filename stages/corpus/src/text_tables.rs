@@ -21,6 +21,7 @@ use crate::places::Places;
 use crate::table_text::{Layout, Record, line_ends};
 use crate::times::{DURATION, ENDS, STARTS, Times, Unit, UnitSample, unread, unread_among};
 use crate::tree;
+use crate::unpacking::misnamed_or;
 use crate::{Corpus, Part, Take};
 use crate::{ReadSettings, file_stem};
 
@@ -501,7 +502,7 @@ fn read_text(storage: &Storage, path: &Path) -> Result<DecodedText, ManifestErro
         ));
     }
     if let Some(why) = no_text(&bytes) {
-        return Err(ManifestError::manifest(path, why));
+        return Err(misnamed_or(storage, path, ManifestError::manifest(path, why)));
     }
     Ok(DecodedText::of(bytes))
 }

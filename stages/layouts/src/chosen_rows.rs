@@ -7,16 +7,16 @@ use flow_corpus::files::{Format, format_of_name};
 use flow_corpus::folder::{first_of, tables};
 use flow_corpus::lines::LineManifest;
 use flow_corpus::manifest_row::{ManifestRow, refuse_by_rule};
-use flow_corpus::rows::Rows;
 use flow_corpus::tables::TableManifest;
 use flow_corpus::text_tables::TextTables;
-use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Opened, Part, ReadSettings, Take};
-use flow_kind::{Partition, SourcePartition, StageError};
+use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take};
+use flow_kind::StageError;
 use flow_storage::Storage;
 use serde_json::Value;
 
 use super::folder_entries::entries_of;
 use super::splits::{ALL, chosen, is_of_split};
+use super::told::Told;
 
 /// The column that says the split of a row.
 const COLUMN: &str = "split";
@@ -214,35 +214,6 @@ impl Corpus for ChosenRows {
     }
 }
 
-/// A manifest with what its layout was taken for.
-pub struct Named {
-    pub manifest: Manifest,
-    pub told: String,
-}
-
-impl Opened for Named {
-    fn names(&self) -> Vec<Partition> {
-        self.manifest.names()
-    }
-
-    fn partitions(&self, storage: &Storage) -> Result<Vec<SourcePartition>, ManifestError> {
-        self.manifest.partitions(storage)
-    }
-
-    fn decision(&self) -> Option<String> {
-        let more = self.manifest.decision().into_iter();
-        Some(more.fold(self.told.clone(), |told, more| format!("{told}; {more}")))
-    }
-
-    fn read(&self, storage: &Storage, partition: &Partition, rows: &mut Rows<'_>) -> Result<(), StageError> {
-        self.manifest.read(storage, partition, rows)
-    }
-
-    fn has_lines(&self) -> bool {
-        self.manifest.has_lines()
-    }
-}
-
 /// Opens a table of the recordings of a folder, which may be in the folder of a split. Of a table above folders of splits, those rows
 /// are read whose recordings are in the folders of the chosen splits.
 ///
@@ -281,7 +252,7 @@ pub fn open_table(
                 told = format!("{told}; rows of all its folders are read: {}", splits.join(", "));
             }
             let manifest = Box::new(TableManifest::open(storage, files, settings, scratch)?);
-            return Ok(Box::new(Named { manifest, told }));
+            return Ok(Told::first(told, manifest));
         }
         Some(Format::Nemo) => ChosenRows::all(LineManifest::open(storage, files, Vec::new(), settings)?, told),
         _ => ChosenRows::all(TextTables::open(storage, files, Some(root), settings)?, told),

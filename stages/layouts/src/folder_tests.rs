@@ -203,7 +203,7 @@ fn a_folder_of_tars_names_the_kind_that_reads_them() {
     lay_out(folder.path(), &[("train/000000.tar", "")]);
     let said = failure(with_lang(folder.path(), "en"));
     assert!(said.contains("audio.webdataset"), "{said}");
-    fs::write(folder.path().join("x.tar.gz"), "").unwrap();
+    fs::write(folder.path().join("x.tar.gz"), [0x1f, 0x8b]).unwrap();
     assert!(failure(with_lang(folder.path(), "en")).contains("gunzip"));
 }
 
@@ -231,7 +231,6 @@ fn what_other_programs_write_is_read_or_named() {
                 "\u{feff}\n[{\"audio_filepath\": \"a.wav\", \"text\": \"one\"}]\n",
             ),
             ("macos9.csv", "path,text\ra.wav,one\r"),
-            ("cuts.jsonl.gz", "\u{1f}"),
         ],
     );
     let utf_16: Vec<u8> = "\u{feff}path\ttext\n"
@@ -255,6 +254,7 @@ fn what_other_programs_write_is_read_or_named() {
     )
     .unwrap();
     fs::write(at("blank.jsonl"), "\u{feff}\n \n").unwrap();
+    fs::write(at("cuts.jsonl.gz"), [0x1f, 0x8b]).unwrap();
     let texts = |name: &str| column(&run(with_lang(&at(name), "en")), "text");
     assert_eq!(texts("semicolons.csv"), ["one; two"]);
     assert_eq!(texts("tabs.csv"), ["he said \"hi\""]);
@@ -282,6 +282,69 @@ fn what_other_programs_write_is_read_or_named() {
         let message = failure(with_lang(&at(name), "en"));
         assert!(message.contains(said), "{message}");
     }
+}
+
+#[test]
+fn files_whose_names_lie_about_compression_are_named_with_a_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let packed = |name: &str| {
+        fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+        let mut writer =
+            flate2::write::GzEncoder::new(fs::File::create(at(name)).unwrap(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut writer, b"path,text\n").unwrap();
+        writer.finish().unwrap();
+    };
+    for name in [
+        "a.csv",
+        "a.jsonl",
+        "a.parquet",
+        "a.tar",
+        "tars/a.tar",
+        "af/metadata.csv",
+        "hub/train-00000-of-00001.parquet",
+    ] {
+        packed(name);
+    }
+    for name in ["b.csv.gz", "b.jsonl.gz", "plain/b.tar.gz"] {
+        fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+        fs::write(at(name), "path,text\n").unwrap();
+    }
+    for (input, file) in [
+        ("a.csv", "a.csv"),
+        ("a.jsonl", "a.jsonl"),
+        ("a.parquet", "a.parquet"),
+        ("a.tar", "a.tar"),
+        ("tars", "tars/a.tar"),
+        ("af", "af/metadata.csv"),
+        ("hub/train-00000-of-00001.parquet", "hub/train-00000-of-00001.parquet"),
+    ] {
+        let message = failure(with_lang(&at(input), "en"));
+        let path = at(file).display().to_string();
+        let said = format!(
+            "{path}: it is compressed by gzip, which its name does not say; run `mv -n {path} {path}.gz && gunzip {path}.gz`"
+        );
+        assert!(message.contains(&said), "{message}");
+    }
+    for (input, file) in [
+        ("b.csv.gz", "b.csv.gz"),
+        ("b.jsonl.gz", "b.jsonl.gz"),
+        ("plain", "plain/b.tar.gz"),
+    ] {
+        let message = failure(with_lang(&at(input), "en"));
+        let path = at(file).display().to_string();
+        let plain = path.strip_suffix(".gz").unwrap();
+        let said = format!("{path}: its name ends in .gz, and it is not compressed; run `mv -n {path} {plain}`");
+        assert!(message.contains(&said), "{message}");
+    }
+    // Of a tar that is chosen by `layout`, the reject says it.
+    let read = ReadSettings {
+        layout: flow_corpus::Layout::WebDataset,
+        ..with_lang(&at("tars"), "en")
+    };
+    let output = run(read);
+    assert_eq!(reasons(&output), ["tar_truncated"]);
+    assert!(details(&output)[0].contains("&& gunzip "), "{:?}", details(&output));
 }
 
 #[test]

@@ -11,8 +11,11 @@ mod hub_errors;
 mod hub_tree;
 mod listing;
 mod parquet_files;
+mod readme;
+mod selected;
 
 pub use arrow_files::{detect_arrow, open_arrow};
 pub use hub::{Others, open_dataset};
 pub use listing::{chosen_files, first_listed, listed};
-pub use parquet_files::{detect_parquet, has_recordings, open_named, open_parquet};
+pub use parquet_files::{detect_parquet, has_recordings, open_named, open_parquet, open_parquet_files};
+pub use selected::{Kind, Selected, selected_at};

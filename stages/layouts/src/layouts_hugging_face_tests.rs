@@ -1,6 +1,7 @@
 //! Data sets of Hugging Face.
 
 use super::*;
+use crate::configs_folder::{CONFIGS, lay_out_configs};
 
 #[test]
 fn data_sets_of_hugging_face_are_read_where_they_are() {
@@ -211,12 +212,113 @@ fn files_of_a_folder_are_of_the_splits_that_its_readme_declares() {
     declare(
         "- config_name: default\n  data_files:\n  - {split: train, path: [parts/two.parquet, parts/gone.parquet]}\n",
     );
-    assert!(failure(split("")).contains("`parts/gone.parquet` matches no Parquet file"));
+    assert!(failure(split("")).contains("`parts/gone.parquet` matches no file"));
     // Of several without a default, names of files tell the splits.
     declare("- {config_name: a, data_dir: parts}\n- {config_name: b}\n");
     assert_eq!(column(&run(split("")), "segment_id"), ["one/0", "one/1", "two/0"]);
     declare("- 7\n");
     assert!(failure(split("")).contains("README.md"));
+}
+
+#[test]
+fn configurations_of_a_readme_are_read_of_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    lay_out_configs(folder.path());
+    let of = |config: &str, split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(&folder.path().join(config), "hi")
+    };
+    let tars = column(&run(with_lang(&data("webdataset/train-000000.tar"), "hi")), "text");
+    assert!(tars.len() > 1);
+    let tars: Vec<&str> = tars.iter().map(String::as_str).collect();
+    for (config, split, texts) in [
+        ("", "", &["one", "two"][..]),
+        ("lines", "held_out", &["three"]),
+        ("lines", "all", &["one", "two", "three"]),
+        ("tars", "", &tars),
+        ("folder", "", &["four"]),
+        ("folder", "test", &["five"]),
+        ("tables", "", &["four"]),
+        ("tables", "test", &["five"]),
+        ("archives", "", &["ek, do", "teen"]),
+    ] {
+        assert_eq!(column(&run(of(config, split)), "text"), texts, "{config}:{split}");
+    }
+    let decision = opened(&of("tables", "")).decision().unwrap();
+    for part in [
+        "`tables` of 6 of README.md",
+        "splits test, train; reading `train`",
+        "AudioFolder",
+    ] {
+        assert!(decision.contains(part), "{decision}");
+    }
+    for (config, split, said) in [
+        ("line", "", "no configuration `line`; write"),
+        (
+            "line",
+            "",
+            "/CONFIG with one of lines, tars, folder, tables, archives, texts",
+        ),
+        (
+            "lines",
+            "dev",
+            "no split \"dev\", which `split` names; its splits are held_out, train",
+        ),
+        (
+            "texts",
+            "",
+            "no file of its configuration `texts` is of a layout that is read",
+        ),
+    ] {
+        let message = failure(of(config, split));
+        assert!(message.contains(said), "{message}");
+    }
+    // A split that was not downloaded is left out; a pattern of one that was is not.
+    fs::remove_file(folder.path().join("lists/test.jsonl")).unwrap();
+    assert_eq!(column(&run(of("", "all")), "text"), ["one", "two"]);
+    fs::remove_file(folder.path().join("lists/more-0.jsonl")).unwrap();
+    let message = failure(of("lines", ""));
+    assert!(
+        message.contains("the pattern `lists/more-*.jsonl` matches no file"),
+        "{message}"
+    );
+    // Several, and none of them the default one; a chosen layout does not ask README.md.
+    let several = CONFIGS.replace("  default: true\n", "");
+    fs::write(folder.path().join("README.md"), several).unwrap();
+    let message = failure(of("", ""));
+    assert!(message.contains("several configurations"), "{message}");
+    let plain = ReadSettings {
+        layout: Layout::WebDataset,
+        ..of("tars", "test")
+    };
+    assert!(run(plain).all_rows("rows").num_rows() > 0);
+    // Texts of Shar are not in its tars.
+    let shar = copied(&["shar/cuts.000000.jsonl.gz", "shar/recording.000000.tar"]);
+    let at = shar.path().join("shar");
+    let before = column(&run(with_lang(&at, "hi")), "text");
+    fs::write(
+        at.join("README.md"),
+        "---\nconfigs:\n- {config_name: x, data_files: '*.tar'}\n---\n",
+    )
+    .unwrap();
+    assert_eq!(column(&run(with_lang(&at, "hi")), "text"), before);
+    assert!(!before.is_empty());
+    // A header of another program is not asked.
+    fs::write(folder.path().join("README.md"), "---\nA: title: [\n---\n").unwrap();
+    assert_eq!(column(&run(of("af/test", "")), "text"), ["five"]);
+    assert_eq!(column(&run(of("af", "test")), "text"), ["five"]);
+    assert!(!opened(&of("", "")).decision().unwrap().contains("README.md"));
+    // Nothing leads out of the folder.
+    for files in ["/etc/*", "../../*", "a/../../*", "{..,.}/*"] {
+        let readme = format!(
+            "---\nconfigs:\n- {{config_name: x, data_files: '{files}'}}\n- {{config_name: y, data_dir: '{files}'}}\n---\n"
+        );
+        fs::write(folder.path().join("README.md"), readme).unwrap();
+        for config in ["x", "y"] {
+            let message = failure(of(config, ""));
+            assert!(message.contains("configuration `"), "{message}");
+        }
+    }
 }
 
 #[test]
@@ -244,6 +346,136 @@ fn a_column_of_bytes_holds_recordings() {
         assert_eq!(reasons(&output), ["missing_audio"]);
         assert_eq!(recordings_of(&output), std::slice::from_ref(&bytes));
     }
+}
+
+/// A Parquet file as `datasets` writes it, of one row for each recording of the test data, with a column of recordings and of texts.
+fn parquet_of(path: &Path, recordings: &[&str], columns: &[(&str, &[&str])]) {
+    let bytes: Vec<Vec<u8>> = recordings.iter().map(|name| wav(name)).collect();
+    let bytes: arrow::array::ArrayRef = Arc::new(arrow::array::BinaryArray::from_iter_values(bytes));
+    let names: arrow::array::ArrayRef = Arc::new(StringArray::from_iter_values(recordings));
+    let audio = arrow::array::StructArray::try_from(vec![("bytes", bytes), ("path", names)]).unwrap();
+    let texts = columns.iter().map(|(name, values)| {
+        let values: arrow::array::ArrayRef = Arc::new(StringArray::from_iter_values(*values));
+        (*name, values)
+    });
+    let audio: arrow::array::ArrayRef = Arc::new(audio);
+    let all = std::iter::once(("audio", audio)).chain(texts);
+    let batch = arrow::array::RecordBatch::try_from_iter(all).unwrap();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn data_sets_of_the_hub_are_read_as_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let of = |name: &str, split: &str, columns: &[&str]| ReadSettings {
+        split: split.into(),
+        columns: columns.iter().map(|column| (*column).to_owned()).collect(),
+        ..with_lang(&at(name), "en")
+    };
+    // yodas-granary: a folder of a language and part, in it one of transcripts and one of translations.
+    let granary = "yodas-granary/data/en000";
+    parquet_of(
+        &at(&format!("{granary}/asr_only/00000000.parquet")),
+        &["a.flac", "b.flac"],
+        &[
+            ("text", &["One.", "Two."]),
+            ("utt_id", &["v-00000-00000012-00000062", "v-00001-00000100-00000175"]),
+        ],
+    );
+    parquet_of(
+        &at(&format!("{granary}/ast/00000000.parquet")),
+        &["c.flac"],
+        &[("text", &["Drei."])],
+    );
+    let output = run(of(granary, "asr_only", &["utt_id=segment_id"]));
+    let expected = [
+        row("v-00000-00000012-00000062", "One.", "en", None, 0.5),
+        row("v-00001-00000100-00000175", "Two.", "en", None, 0.75),
+    ];
+    assert_eq!(rows_of(&output), expected);
+    assert_eq!(recordings_of(&output), [wav("a.flac"), wav("b.flac")]);
+    assert!(failure(of(granary, "", &[])).contains("its splits are asr_only, ast"));
+
+    // SPRING-INX: on the hub, and as Kaldi's folders.
+    parquet_of(
+        &at("SPRING_INX_hub/data/train-00000-of-00001.parquet"),
+        &["a.flac"],
+        &[("utterance_id", &["u1"]), ("text", &["ek"])],
+    );
+    let output = run(of("SPRING_INX_hub", "", &["utterance_id=segment_id"]));
+    assert_eq!(rows_of(&output), [row("u1", "ek", "en", None, 0.5)]);
+    lay_out(
+        folder.path(),
+        &[
+            ("SPRING_INX_Hindi/train/wav.scp", "rec1 Audio/b.flac\n"),
+            (
+                "SPRING_INX_Hindi/train/segments",
+                "utt1 rec1 0.25 0.5\nutt2 rec1 0.5 0.75\n",
+            ),
+            ("SPRING_INX_Hindi/train/text", "utt1 ek do\nutt2 teen\n"),
+            ("SPRING_INX_Hindi/train/utt2spk", "utt1 s1\nutt2 s1\n"),
+        ],
+    );
+    fs::create_dir_all(at("SPRING_INX_Hindi/Audio")).unwrap();
+    fs::copy(data("wav/b.flac"), at("SPRING_INX_Hindi/Audio/b.flac")).unwrap();
+    let expected = [
+        row("utt1", "ek do", "en", Some(0.25), 0.25),
+        row("utt2", "teen", "en", Some(0.5), 0.25),
+    ];
+    assert_eq!(rows_of(&run(of("SPRING_INX_Hindi/train", "", &[]))), expected);
+
+    // ESB: a folder for each corpus, whose splits have dots in their names.
+    for (split, recording) in [
+        ("test.clean", "a.flac"),
+        ("test.other", "b.flac"),
+        ("validation.clean", "c.flac"),
+    ] {
+        let columns: &[(&str, &[&str])] = &[("dataset", &["librispeech"]), ("text", &[split]), ("id", &["1-2-3"])];
+        parquet_of(
+            &at(&format!("esb/librispeech/{split}-00000-of-00001.parquet")),
+            &[recording],
+            columns,
+        );
+    }
+    let texts = |split: &str| column(&run(of("esb/librispeech", split, &[])), "text");
+    assert_eq!(texts("test.other"), ["test.other"]);
+    assert_eq!(texts("test"), ["test.clean", "test.other"]);
+    assert_eq!(texts("dev"), ["validation.clean"]);
+
+    // YODAS3: tars of whole videos, whose texts are in an index beside them. Lines that name their members are read.
+    let mut tar = std::process::Command::new("tar");
+    fs::create_dir_all(at("yodas3/en/audio")).unwrap();
+    tar.arg("-C")
+        .arg(data("wav"))
+        .arg("-cf")
+        .arg(at("yodas3/en/audio/0000.tar"))
+        .arg("b.flac");
+    assert!(tar.status().unwrap().success());
+    let said = failure(of("yodas3/en", "", &[]));
+    assert!(
+        said.contains("but tars") && said.contains("where a manifest names their members: `tars`"),
+        "{said}"
+    );
+    lay_out(
+        folder.path(),
+        &[(
+            "0000.jsonl",
+            "{\"audio_filepath\": \"b.flac\", \"offset\": 0.25, \"duration\": 0.5, \"text\": \"one\"}\n",
+        )],
+    );
+    let named = ReadSettings {
+        tars: at("yodas3/en/audio/0000.tar").to_str().unwrap().into(),
+        ..of("0000.jsonl", "", &[])
+    };
+    let output = run(named);
+    assert_eq!(
+        (column(&output, "text"), numbers(&output, "start")),
+        (vec!["one".into()], vec![Some(0.25)])
+    );
 }
 
 #[test]
@@ -332,6 +564,46 @@ fn tables_in_folders_below_have_the_recordings_beside_and_below_them() {
     );
 }
 
+/// An archive of files as they are.
+fn stored_zip(files: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let (mut archive, mut directory) = (Vec::new(), Vec::new());
+    for (name, bytes) in files {
+        let mut sum = flate2::Crc::new();
+        sum.update(bytes);
+        let numbers = |of: &[u32]| of.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
+        let (size, offset) = (bytes.len() as u32, archive.len() as u32);
+        // Version, flags, method, time, date, sum, sizes, and the length of the name.
+        let common = [
+            vec![20, 0, 0, 0, 0, 0, 0, 0, 0x21, 0x5a],
+            numbers(&[sum.sum(), size, size, name.len() as u32]),
+        ]
+        .concat();
+        archive.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
+        directory.extend(
+            [
+                b"PK\x01\x02\x14\0",
+                &common[..],
+                &[0; 10],
+                &numbers(&[offset]),
+                name.as_bytes(),
+            ]
+            .concat(),
+        );
+    }
+    let (count, size, offset) = (files.len() as u16, directory.len() as u32, archive.len() as u32);
+    let count = count.to_le_bytes();
+    let end = [
+        &b"PK\x05\x06\0\0\0\0"[..],
+        &count,
+        &count,
+        &size.to_le_bytes(),
+        &offset.to_le_bytes(),
+        &[0; 2],
+    ]
+    .concat();
+    [archive, directory, end].concat()
+}
+
 #[test]
 fn audio_folders_in_archives_are_read_in_place() {
     let expected = |folder: &str| {
@@ -372,6 +644,58 @@ fn audio_folders_in_archives_are_read_in_place() {
     assert_eq!(read(""), ["ek, do", "teen"]);
     assert_eq!(read("test"), ["teen"]);
     assert_eq!(read("all"), ["teen", "ek, do", "teen"]);
+    // Several tables: all, or those of a split.
+    let several = |tables: &[(&str, &str)]| {
+        let mut files = vec![
+            ("train/clips/a.flac", wav("a.flac")),
+            ("test/clips/b.flac", wav("b.flac")),
+        ];
+        files.extend(tables.iter().map(|(name, text)| (*name, text.as_bytes().to_vec())));
+        let path = folder.path().join("several.zip");
+        fs::write(&path, stored_zip(&files)).unwrap();
+        path
+    };
+    let csv = |file: &str, text: &str| format!("file_name,text\nclips/{file}.flac,{text}\n../../x.flac,out\n");
+    let (train, test) = (csv("a", "one"), csv("b", "two"));
+    let path = several(&[("train/metadata.csv", &train), ("test/metadata.csv", &test)]);
+    let read = |split: &str| ReadSettings {
+        split: split.into(),
+        ..with_lang(&path, "hi")
+    };
+    for (split, texts, recordings) in [
+        ("", &["one"][..], &["a.flac"][..]),
+        ("dev", &[], &[]),
+        ("test", &["two"], &["b.flac"]),
+        ("all", &["two", "one"], &["b.flac", "a.flac"]),
+    ] {
+        if texts.is_empty() {
+            assert!(failure(read(split)).contains("its splits are test, train"));
+            continue;
+        }
+        let output = run(read(split));
+        assert_eq!(column(&output, "text"), texts, "{split}");
+        let recordings: Vec<Vec<u8>> = recordings.iter().map(|name| wav(name)).collect();
+        assert_eq!(recordings_of(&output), recordings, "{split}");
+        assert_eq!(by_reason(&output), counts(&[("unsafe_name", texts.len())]));
+    }
+    let lines = "{\"file_name\": \"clips/b.flac\", \"text\": \"two\"}\n";
+    for (tables, said) in [
+        (
+            &[("en/metadata.csv", train.as_str()), ("hi/metadata.jsonl", lines)][..],
+            "of several formats (en/metadata.csv, hi/metadata.jsonl)",
+        ),
+        (
+            &[("metadata.csv", &train), ("hi/metadata.csv", &test)],
+            "one above another (metadata.csv, hi/metadata.csv)",
+        ),
+        (
+            &[("../metadata.csv", &train), ("hi/metadata.csv", &test)],
+            "../metadata.csv is not read in an archive",
+        ),
+    ] {
+        let message = failure(with_lang(&several(tables), "hi"));
+        assert!(message.contains(said) && message.contains("run `unzip "), "{message}");
+    }
     // Damage anywhere: an error or rows, and no panic.
     let (whole, path) = (fs::read(data("zip/large.zip")).unwrap(), folder.path().join("x.zip"));
     for length in [0, 3, 21, 22, 100, whole.len() / 2, whole.len() - 23, whole.len() - 1] {

@@ -4,6 +4,8 @@
 mod at_once;
 mod chosen_rows;
 mod common_voice;
+#[cfg(test)]
+mod configs_folder;
 mod fleurs;
 mod folder_entries;
 mod gigaspeech;
@@ -28,6 +30,7 @@ mod splits;
 mod subtitles;
 mod table_lines;
 mod tables_below;
+mod told;
 mod transcripts;
 mod utterance;
 mod voxpopuli;
@@ -43,7 +46,7 @@ pub use manifest_line::line_of;
 use std::path::Path;
 
 use flow_corpus::folder::table_of;
-use flow_corpus::tree::answered;
+use flow_corpus::tree::{answered, is_folder};
 use flow_corpus::{Layout, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -210,13 +213,15 @@ fn detected(storage: &Storage, root: &Path) -> Result<Vec<(&'static Known, Strin
     answered(|| remembering_folders(detect))
 }
 
-/// Whether a layout of the list fits what is at `root`, or it is a folder with a table of its recordings.
+/// Whether a layout of the list fits what is at `root`, or it is a folder with tables of its recordings.
 ///
 /// # Errors
 /// Where storage does not say it.
 fn is_recognised(storage: &Storage, root: &Path) -> Result<bool, ManifestError> {
     let has_table = || answered(|| table_of(storage, root).map(|table| table.is_some()))?;
-    Ok(!detected(storage, root)?.is_empty() || has_table()?)
+    let is_folder = || answered(|| is_folder(storage, root));
+    let has_tables_below = || answered(|| tables_below::find(storage, root).map(|found| !found.is_empty()))?;
+    Ok(!detected(storage, root)?.is_empty() || has_table()? || is_folder()? && has_tables_below()?)
 }
 
 /// Opens what is at `root`, where a layout of the list fits; none where none does.

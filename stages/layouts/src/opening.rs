@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use flow_corpus::tree;
-use flow_corpus::unpacking::unpacking;
+use flow_corpus::unpacking::{misnamed, unpacking};
 use flow_hub::DatasetReference;
 use flow_kind::open_input_file;
 use flow_kind::store::{on_threads, path_in_set, place_in_set};
@@ -19,8 +19,10 @@ use flow_corpus::written_set::check_set;
 use flow_corpus::{Fetch, LaidOut, Layout, Manifest, ManifestError, ReadSettings};
 
 use crate::at_once::threads_for;
-use crate::chosen_rows::{ChosenRows, Named, open_table};
-use crate::{hugging_face, tables_below, transcripts};
+use crate::chosen_rows::{ChosenRows, open_table};
+use crate::hugging_face::{Kind, Selected};
+use crate::told::Told;
+use crate::{hugging_face, tables_below, transcripts, webdataset, zip_folder};
 
 /// The dataset of the hub that `manifest` names, if it names one.
 ///
@@ -46,6 +48,7 @@ pub fn open(
     if let Some(dataset) = dataset(settings).map_err(wrong)? {
         let others = hugging_face::Others {
             open,
+            open_selected,
             is_recognised: crate::is_recognised,
         };
         return hugging_face::open_dataset(storage, &dataset, settings, scratch, &others, progress);
@@ -55,8 +58,89 @@ pub fn open(
             "`fetch` is of datasets of the hub; files in object storage are always read in parts".into(),
         ));
     }
-    let files = existing(storage, &settings.manifest, "the manifest")?;
+    let is_auto = settings.layout == Layout::Auto && settings.format == Format::Auto && settings.tars.is_empty();
+    let selected = |path: &Path| tree::answered(|| hugging_face::selected_at(storage, path, &settings.split))?;
+    let files = match existing(storage, &settings.manifest, "the manifest") {
+        Err(error) => {
+            let path = Path::new(&settings.manifest);
+            let may_be_config = is_auto && tree::folder_above(path).is_some_and(|above| has_readme(storage, above));
+            let Some((root, selected)) = may_be_config.then(|| selected(path)).transpose()?.flatten() else {
+                return Err(error);
+            };
+            return open_selected(storage, &root, &selected, settings, scratch);
+        }
+        Ok(files) => files,
+    };
     check_layout(settings, &files)?;
+    if let ([root], true) = (files.as_slice(), is_auto)
+        && let Some((root, selected)) = selected(root)?
+    {
+        return open_selected(storage, &root, &selected, settings, scratch);
+    }
+    open_files(storage, files, settings, scratch)
+}
+
+/// Whether a README.md is in a folder; what else is in a bucket is listed then. One that may not be listed has none.
+fn has_readme(storage: &Storage, folder: &Path) -> bool {
+    let can_be_listed = match Location::of_path(folder) {
+        Ok(Location::Object(url)) => url.can_be_listed(),
+        place => place.is_ok(),
+    };
+    let is_there = || tree::answered(|| tree::is_file(storage, &folder.join("README.md"))).unwrap_or(false);
+    can_be_listed && is_there() && tree::list_all(storage, folder).unwrap_or(false)
+}
+
+/// Opens what a README.md declares of the data set at `root`.
+pub fn open_selected(
+    storage: &Storage,
+    root: &Path,
+    selected: &Selected,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
+    let files = || selected.files.iter().map(|(file, _)| root.join(file));
+    let with_splits = || {
+        files()
+            .zip(selected.files.iter().map(|(_, split)| split.clone()))
+            .collect()
+    };
+    let told = selected.told.clone();
+    // The files are those of the split.
+    let of_files = &ReadSettings {
+        split: String::new(),
+        ..settings.clone()
+    };
+    // Lists beside tars of NeMo and Shar have their texts, so their folder is read.
+    let folder = files().next().and_then(|first| first.parent().map(Path::to_path_buf));
+    let is_of_others = |folder: &PathBuf| tree::answered(|| webdataset::is_of_others(storage, folder));
+    if let (Kind::Tars, Some(folder)) = (&selected.kind, folder)
+        && is_of_others(&folder)?
+    {
+        return open_files(storage, vec![folder], of_files, scratch);
+    }
+    let manifest = match selected.kind {
+        Kind::Folder => open_files(storage, files().collect(), settings, scratch)?,
+        Kind::Lists => open_files(storage, files().collect(), of_files, scratch)?,
+        Kind::Tables => tables_below::open_tables(storage, root, files().collect(), of_files, scratch)?,
+        Kind::Parquet => {
+            let told = String::new();
+            hugging_face::open_parquet_files(storage, root, with_splits(), told, of_files)?
+        }
+        Kind::Tars => webdataset::open_files(storage, root, with_splits(), String::new(), of_files)?,
+        Kind::Zips => {
+            let files: Vec<PathBuf> = files().collect();
+            zip_folder::open_archives(storage, root, &files, String::new(), of_files, scratch)?
+        }
+    };
+    Ok(Told::of(manifest, told))
+}
+
+fn open_files(
+    storage: &Storage,
+    files: Vec<PathBuf>,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     if let ([root], Format::Auto, true) = (files.as_slice(), settings.format, settings.tars.is_empty())
         && let Some(manifest) = crate::open(storage, root, settings, scratch)?
     {
@@ -66,6 +150,9 @@ pub fn open(
     for file in &files {
         let found = match settings.format {
             Format::Auto => format_of(storage, file).ok_or_else(|| {
+                if let Some(why) = misnamed(storage, file) {
+                    return ManifestError::manifest(file, why);
+                }
                 if let Some(command) = unpacking(file) {
                     let why = match file.extension().is_some_and(|extension| extension == "zip") {
                         true => format!("it is an archive without `metadata.csv` or `.jsonl`; {command}"),
@@ -137,10 +224,11 @@ pub fn open(
         (Format::Parquet, [first, ..]) if hugging_face::has_recordings(storage, first) => {
             hugging_face::open_named(storage, files, settings)
         }
-        (Format::Parquet, _) => Ok(Box::new(Named {
-            told: counted(files.len(), "Parquet table"),
-            manifest: Box::new(TableManifest::open(storage, files, settings, scratch)?),
-        })),
+        (Format::Parquet, _) => {
+            let told = counted(files.len(), "Parquet table");
+            let manifest = Box::new(TableManifest::open(storage, files, settings, scratch)?);
+            Ok(Told::first(told, manifest))
+        }
         (Format::Table, [first, ..]) => {
             let (first, told) = (first.clone(), counted(files.len(), "text table"));
             let rows = ChosenRows::all(TextTables::open(storage, files, None, settings)?, told);

@@ -73,7 +73,9 @@ impl Kind for Read {
             .flat_map(|(name, pattern)| {
                 // An invalid one was refused when the settings were checked.
                 let files = expand(pattern).unwrap_or_default();
-                files.into_iter().map(move |file| (name, PathBuf::from(file)))
+                files
+                    .into_iter()
+                    .map(move |file| (name, named_or_above(PathBuf::from(file))))
             })
             .collect()
     }
@@ -96,6 +98,16 @@ impl Kind for Read {
             return serde_json::json!({"from": "input"});
         }
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
+    }
+}
+
+/// The README.md that may declare a configuration of this name, where there is nothing else at the path.
+fn named_or_above(path: PathBuf) -> PathBuf {
+    let readme = path.with_file_name("README.md");
+    if !path.exists() && readme.is_file() {
+        readme
+    } else {
+        path
     }
 }
 

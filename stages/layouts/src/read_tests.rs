@@ -73,6 +73,7 @@ fn reasons(output: &Output) -> Vec<&str> {
         .collect()
 }
 
+#[track_caller]
 fn failure(settings: ReadSettings) -> String {
     match Harness::<Read>::new(settings.clone()).run() {
         Err(StageError::Setting { message, .. }) => {

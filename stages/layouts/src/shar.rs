@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use flow_audio::tar;
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::tree;
+use flow_corpus::unpacking::misnamed_or;
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, take_line};
 use flow_kind::{Partition, StageError, Storage};
 
@@ -146,7 +147,7 @@ fn members(storage: &Storage, path: &Path) -> Result<HashMap<String, String>, Ma
     let failed = |error| ManifestError::io(path, error);
     let listing = tree::list_tar(storage, path).map_err(failed)?;
     if let (tar::End::Cut(why), true) = (&listing.end, listing.members.is_empty()) {
-        return Err(ManifestError::manifest(path, why.clone()));
+        return Err(misnamed_or(storage, path, ManifestError::manifest(path, why.clone())));
     }
     let mut found = HashMap::new();
     for member in &listing.members {

@@ -13,8 +13,9 @@ use flow_corpus::tree;
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
-use super::chosen_rows::{ChosenRows, Named};
+use super::chosen_rows::ChosenRows;
 use super::splits::{chosen, is_of_split};
+use super::told::Told;
 
 /// Tables that a message names.
 const SHOWN: usize = 5;
@@ -75,11 +76,10 @@ pub fn open(
     settings: &ReadSettings,
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
-    let below = |table: &Path| -> String {
+    let first_folder = |table: &PathBuf| -> String {
         let below = table.strip_prefix(root).unwrap_or(table);
-        below.to_string_lossy().into_owned()
+        below.to_string_lossy().split('/').next().unwrap_or_default().to_owned()
     };
-    let first_folder = |table: &PathBuf| below(table).split('/').next().unwrap_or_default().to_owned();
     let folders: Vec<String> = found.iter().map(first_folder).collect();
     let (places, of_splits) = if folders.iter().all(|folder| is_of_split(folder)) {
         chosen(&folders, &settings.split, root)?
@@ -90,6 +90,28 @@ pub fn open(
         return Err(ManifestError::manifest(root, why));
     };
     let tables: Vec<PathBuf> = places.into_iter().map(|place| found[place].clone()).collect();
+    let manifest = open_tables(storage, root, tables, settings, scratch)?;
+    Ok(match of_splits {
+        Some(of_splits) => Told::of(manifest, of_splits),
+        None => manifest,
+    })
+}
+
+/// The rows of some tables below `root`. Paths are relative to the folder of their table.
+///
+/// # Errors
+/// When a table cannot be read, or they are of several formats.
+pub fn open_tables(
+    storage: &Storage,
+    root: &Path,
+    tables: Vec<PathBuf>,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
+    let below = |table: &Path| -> String {
+        let below = table.strip_prefix(root).unwrap_or(table);
+        below.to_string_lossy().into_owned()
+    };
     let formats: BTreeSet<&str> = tables
         .iter()
         .filter_map(|table| table.extension()?.to_str())
@@ -112,13 +134,10 @@ pub fn open(
     if tables.len() == 1 {
         told = format!("AudioFolder with {}", below(one));
     }
-    if let Some(of_splits) = of_splits {
-        told = format!("{told}; {of_splits}");
-    }
     let rows = match format_of_name(one) {
         Some(Format::Parquet) => {
             let manifest = Box::new(TableManifest::open(storage, tables, settings, scratch)?);
-            return Ok(Box::new(Named { manifest, told }));
+            return Ok(Told::first(told, manifest));
         }
         Some(Format::Nemo) => ChosenRows::all(LineManifest::open(storage, tables, Vec::new(), settings)?, told),
         _ => ChosenRows::all(TextTables::open(storage, tables, None, settings)?, told),

@@ -9,6 +9,7 @@ use flow_corpus::files::label;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
 use flow_corpus::tree;
+use flow_corpus::unpacking::{misnamed, unpacking};
 use flow_corpus::{Corpus, LaidOut, Manifest, ManifestError, Part, ReadSettings, Take, file_stem};
 use flow_kind::{Partition, StageError, Storage, open_input_file};
 use flow_shards::webdataset::sample::{LONGEST_TEXT, Sample, group};
@@ -81,9 +82,13 @@ fn has_samples(storage: &Storage, path: &Path) -> bool {
     })
 }
 
+/// Whether the tars of a folder are of another layout. Shar has `.json` beside recordings, too.
+pub fn is_of_others(storage: &Storage, root: &Path) -> bool {
+    shar::detect(storage, root).is_some() || nemo_tarred::detect(storage, root).is_some()
+}
+
 pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
-    // Shar has `.json` beside recordings, too.
-    if shar::detect(storage, root).is_some() || nemo_tarred::detect(storage, root).is_some() {
+    if is_of_others(storage, root) {
         return None;
     }
     let first = match tree::is_folder(storage, root) {
@@ -104,7 +109,25 @@ pub fn open(storage: &Storage, root: &Path, settings: &ReadSettings, _: &Path) -
         }
         false => (vec![(root.to_path_buf(), String::new())], String::new()),
     };
+    open_files(storage, root, files, told, settings)
+}
+
+/// Tars, each with its split; `told` is for the log.
+///
+/// # Errors
+/// When one is missing or compressed, or `columns` name what is not there.
+pub fn open_files(
+    storage: &Storage,
+    root: &Path,
+    files: Vec<(PathBuf, String)>,
+    told: String,
+    settings: &ReadSettings,
+) -> Result<Manifest, ManifestError> {
     let tar = |(path, split): (PathBuf, String)| {
+        if let Some(command) = unpacking(&path) {
+            let why = misnamed(storage, &path).unwrap_or_else(|| format!("it is compressed; {command}"));
+            return Err(ManifestError::manifest(&path, why));
+        }
         let look = version_of(storage, &path).map_err(|error| ManifestError::io(&path, error))?;
         Ok(Tar { path, look, split })
     };
@@ -221,6 +244,7 @@ impl Corpus for WebDataset {
         }
         if let tar::End::Cut(why) = &listing.end {
             let path = tar.path.display().to_string();
+            let why = &misnamed(storage, &tar.path).unwrap_or_else(|| why.clone());
             take(None, Err(refuse("tar_truncated", format!("{path}: {why}"))), &|| {
                 serde_json::json!({ "tar": path }).to_string()
             })?;

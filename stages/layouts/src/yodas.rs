@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::manifest_row::{Wanted, refuse};
 use flow_corpus::tree;
-use flow_corpus::unpacking::unpacking;
+use flow_corpus::unpacking::{misnamed, unpacking};
 use flow_corpus::{LaidOut, Manifest, ManifestError, ReadSettings};
 use flow_storage::Storage;
 
@@ -70,8 +70,12 @@ pub fn unpacked(storage: &Storage, root: &Path, shards: &[Shard]) -> Result<(), 
     let packed = audio.with_extension("tar.gz");
     let why = match tree::is_file(storage, &packed) {
         true => {
-            let command = unpacking(&packed).unwrap_or_default();
-            format!("{} cannot be read at places; {command}", packed.display())
+            let command = || format!("cannot be read at places; {}", unpacking(&packed).unwrap_or_default());
+            format!(
+                "{} {}",
+                packed.display(),
+                misnamed(storage, &packed).map_or_else(command, |why| format!(": {why}"))
+            )
         }
         false => format!(
             "the recordings of its texts do not exist: {} or {0}.tar",

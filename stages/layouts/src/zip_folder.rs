@@ -1,6 +1,6 @@
 //! An AudioFolder in a `.zip`: its table and its recordings, which are read where they are in the archive.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +12,7 @@ use flow_corpus::lines::LineManifest;
 use flow_corpus::listing::is_audio_name;
 use flow_corpus::looks::{Chain, check_version, version_of};
 use flow_corpus::manifest_row::{ManifestRow, Refusal, Wanted, refuse};
+use flow_corpus::names::unsafe_name;
 use flow_corpus::text_tables::TextTables;
 use flow_corpus::tree;
 use flow_corpus::unpacking::unpacking;
@@ -20,11 +21,13 @@ use flow_kind::{Partition, StageError, open_input_file};
 use flow_storage::{FileVersion, InputFile, Storage};
 
 use super::folder_entries::entries_of;
-use super::splits::{chosen, refuse_other, spoken_of};
+use super::splits::{chosen, is_of_split, refuse_other, spoken_of};
 use super::zip::{Member, Method, members};
 
 /// Tables that are read, in this order. The last one is read of folders alone.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.parquet"];
+/// Tables that a message names.
+const SHOWN: usize = 5;
 /// Most bytes of a table.
 const LARGEST_TABLE: u64 = 4 << 30;
 
@@ -40,6 +43,8 @@ struct Archive {
     folder: String,
     unpacked: Unpacked,
     rows: Box<dyn Corpus>,
+    /// Which of several tables are read, for the log.
+    told: Option<String>,
 }
 
 /// A table that was unpacked into a folder of its own, which goes with it.
@@ -104,6 +109,31 @@ fn tables(members: &Members) -> Vec<&str> {
     found.into_iter().map(|(_, name)| name).collect()
 }
 
+/// What is before the name of a table: its folder with a slash, or nothing.
+fn folder_of(name: &str) -> &str {
+    &name[..name.rfind('/').map_or(0, |slash| slash + 1)]
+}
+
+/// The tables that are read: where each is in a folder that is called by a split, those of the split that is read, unless the archive is
+/// of one split by its own name.
+fn chosen_tables(
+    path: &Path,
+    all: &[&str],
+    settings: &ReadSettings,
+) -> Result<(Vec<String>, Option<String>), ManifestError> {
+    let stem = file_stem(path);
+    let folders = all.iter().map(|name| folder_of(name));
+    let splits: Vec<&str> = folders
+        .filter_map(|folder| folder.split('/').find(|part| is_of_split(part)))
+        .collect();
+    if is_of_split(spoken_of(&stem)) || splits.len() < all.len() {
+        refuse_other(spoken_of(&stem), &settings.split, path)?;
+        return Ok((all.iter().map(|name| (*name).to_owned()).collect(), None));
+    }
+    let (places, told) = chosen(&splits, &settings.split, path)?;
+    Ok((places.into_iter().map(|place| all[place].to_owned()).collect(), told))
+}
+
 pub fn detect(storage: &Storage, root: &Path) -> Option<String> {
     let first = archives(storage, root).into_iter().next()?;
     // One that is damaged is told of where it is opened.
@@ -127,7 +157,7 @@ pub fn open(
     scratch: &Path,
 ) -> Result<Manifest, ManifestError> {
     let all = archives(storage, root);
-    let (paths, told) = match tree::is_folder(storage, root) {
+    let (paths, told) = match tree::is_folder(storage, root) && all.len() > 1 {
         true => {
             let stems: Vec<String> = all.iter().map(|path| spoken_of(&file_stem(path)).to_owned()).collect();
             let (places, told) = chosen(&stems, &settings.split, root)?;
@@ -135,19 +165,34 @@ pub fn open(
             (paths, told)
         }
         false => {
-            refuse_other(spoken_of(&file_stem(root)), &settings.split, root)?;
+            // Its tables may be of splits.
             (all, None)
         }
     };
+    let told = told.map_or_else(String::new, |told| format!("; {told}"));
+    open_archives(storage, root, &paths, told, settings, scratch)
+}
+
+/// Archives, each with its table; `told` is for the log.
+///
+/// # Errors
+/// When one cannot be read in place.
+pub fn open_archives(
+    storage: &Storage,
+    root: &Path,
+    paths: &[PathBuf],
+    told: String,
+    settings: &ReadSettings,
+    scratch: &Path,
+) -> Result<Manifest, ManifestError> {
     let archives = paths.iter().map(|path| Archive::open(storage, path, settings, scratch));
     let archives = archives.collect::<Result<Vec<Archive>, ManifestError>>()?;
-    let told = told.map_or_else(String::new, |told| format!("; {told}"));
     let of_rows = archives
         .iter()
-        .map(|archive| archive.rows.told())
+        .flat_map(|archive| archive.told.clone().into_iter().chain([archive.rows.told()]))
         .find(|told| !told.is_empty());
     let of_rows = of_rows.map_or_else(String::new, |told| format!("; {told}"));
-    let of_archives = match paths.as_slice() {
+    let of_archives = match paths {
         [one] => shown(one),
         several => format!("{} archives (.zip)", several.len()),
     };
@@ -156,29 +201,40 @@ pub fn open(
 }
 
 impl Archive {
+    /// Of several tables those are read whose folders are called by a split that is read, or all.
     fn open(storage: &Storage, path: &Path, settings: &ReadSettings, scratch: &Path) -> Result<Archive, ManifestError> {
         let wrong = |why: String| ManifestError::manifest(path, why);
         let unpack = || unpacking(path).unwrap_or_default();
         let look = version_of(storage, path).map_err(|error| ManifestError::io(path, error))?;
         let (file, members) = members_of(storage, path)?;
-        let name = match tables(&members).as_slice() {
-            [] => {
-                return Err(wrong(format!(
-                    "there is no metadata.csv or metadata.jsonl in it; {}",
-                    unpack()
-                )));
-            }
-            [one] => (*one).to_owned(),
-            several => {
-                let why = format!(
-                    "there are several tables in it ({}); {}, and name a folder",
-                    several.join(", "),
-                    unpack()
-                );
-                return Err(wrong(why));
-            }
-        };
-        if name.ends_with(".parquet") {
+        let all = tables(&members);
+        if all.is_empty() {
+            let why = format!("there is no metadata.csv or metadata.jsonl in it; {}", unpack());
+            return Err(wrong(why));
+        }
+        let (names, told) = chosen_tables(path, &all, settings)?;
+        let formats: BTreeSet<&str> = names.iter().filter_map(|name| name.rsplit('.').next()).collect();
+        let is_above = |one: &str, other: &str| one != other && other.starts_with(folder_of(one));
+        let is_nested = names.iter().any(|one| names.iter().any(|other| is_above(one, other)));
+        if formats.len() > 1 || is_nested {
+            let what = if is_nested {
+                "one above another"
+            } else {
+                "of several formats"
+            };
+            let shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+            let more = if names.len() > SHOWN { ", ..." } else { "" };
+            let why = format!(
+                "there are several tables in it, {what} ({}{more}); {}, and name a folder",
+                shown.join(", "),
+                unpack()
+            );
+            return Err(wrong(why));
+        }
+        if let Some(name) = names
+            .iter()
+            .find(|name| name.ends_with(".parquet") || unsafe_name(name))
+        {
             return Err(wrong(format!(
                 "{name} is not read in an archive; {}, and name the folder",
                 unpack()
@@ -194,28 +250,43 @@ impl Archive {
             );
             return Err(wrong(why));
         }
-        let table = unpacked_member(&file, &members[&name]).map_err(|error| wrong(format!("{name}: {error}")))?;
         let unpacked = Unpacked::of(scratch, path).map_err(|error| ManifestError::io(scratch, error))?;
-        let base = name.rsplit('/').next().unwrap_or(&name);
-        let to = unpacked.folder.join(base);
-        std::fs::write(&to, table).map_err(|error| ManifestError::io(&to, error))?;
-        let rows: Result<Box<dyn Corpus>, ManifestError> = match format_of_name(&to) {
+        // Of one table its folder is that of the archive.
+        let folder = match names.as_slice() {
+            [one] => folder_of(one).to_owned(),
+            _ => String::new(),
+        };
+        let mut written = Vec::new();
+        for name in &names {
+            let table = unpacked_member(&file, &members[name]).map_err(|error| wrong(format!("{name}: {error}")))?;
+            let to = unpacked.folder.join(&name[folder.len()..]);
+            let write = |to: &Path| {
+                std::fs::create_dir_all(to.parent().unwrap_or(&unpacked.folder))?;
+                std::fs::write(to, &table)
+            };
+            write(&to).map_err(|error| ManifestError::io(&to, error))?;
+            written.push(to);
+        }
+        let shown = names.join(", ");
+        let root = Some(unpacked.folder.as_path()).filter(|_| names.len() == 1);
+        let rows: Result<Box<dyn Corpus>, ManifestError> = match format_of_name(&written[0]) {
             Some(Format::Nemo) => {
-                LineManifest::open(storage, vec![to], Vec::new(), settings).map(|rows| Box::new(rows) as _)
+                LineManifest::open(storage, written, Vec::new(), settings).map(|rows| Box::new(rows) as _)
             }
-            _ => TextTables::open(storage, vec![to], Some(&unpacked.folder), settings).map(|rows| Box::new(rows) as _),
+            _ => TextTables::open(storage, written, root, settings).map(|rows| Box::new(rows) as _),
         };
         let rows = rows.map_err(|error| match error {
-            ManifestError::Manifest { why, .. } => wrong(format!("{name}: {why}")),
+            ManifestError::Manifest { why, .. } => wrong(format!("{shown}: {why}")),
             other => other,
         })?;
         Ok(Archive {
             path: path.to_path_buf(),
             look,
-            folder: name[..name.len() - base.len()].to_owned(),
+            folder,
             members,
             unpacked,
             rows,
+            told,
         })
     }
 
@@ -227,9 +298,7 @@ impl Archive {
             .files
             .iter()
             .find_map(|file| file.strip_prefix(&self.unpacked.folder).ok());
-        let name = below
-            .and_then(Path::to_str)
-            .filter(|name| !flow_corpus::names::unsafe_name(name));
+        let name = below.and_then(Path::to_str).filter(|name| !unsafe_name(name));
         let Some(name) = name else {
             return Err(refuse(
                 "unsafe_name",

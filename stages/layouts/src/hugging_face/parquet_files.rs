@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use flow_corpus::looks::version_of;
 use flow_corpus::tree;
+use flow_corpus::unpacking::misnamed_or;
 use flow_corpus::{Manifest, ManifestError, ReadSettings};
 use flow_kind::Storage;
 use flow_kind::store::on_threads;
@@ -12,14 +13,15 @@ use parquet::arrow::arrow_reader::ArrowReaderMetadata;
 
 use super::columns::{Columns, is_audio};
 use super::data_set::{Content, File, file_of, is_full, open_files};
-use super::hub;
 use super::listing::{Listed, chosen_files, first_listed, listed, split_of_file};
+use super::readme::declared_in_folder;
 use crate::at_once::threads_for;
 use crate::splits::refuse_other;
 
 fn parquet_of(storage: &Storage, path: &Path) -> Result<ArrowReaderMetadata, ManifestError> {
     let file = ForeignParquet::open(storage, path).map_err(|error| ManifestError::io(path, error))?;
-    file.metadata().map_err(|source| ManifestError::parquet(path, source))
+    file.metadata()
+        .map_err(|source| misnamed_or(storage, path, ManifestError::parquet(path, source)))
 }
 
 /// Whether a Parquet file has a column of recordings.
@@ -48,7 +50,7 @@ pub fn open_parquet(
     let (files, told) = match tree::is_folder(storage, root) {
         true => {
             let all = listed(storage, root, "parquet")?;
-            match hub::declared_in_folder(storage, root, &all)? {
+            match declared_in_folder(storage, root, &all)? {
                 None => chosen_files(root, all, settings)?,
                 Some((files, config)) => {
                     let (files, told) = chosen_files(root, files, settings)?;

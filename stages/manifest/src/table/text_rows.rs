@@ -9,6 +9,7 @@ use flow_corpus::decoded_text::{DecodedText, no_text};
 use flow_corpus::manifest_row::line_values;
 use flow_corpus::quoting::Quoting;
 use flow_corpus::table_text::{Layout, Record, records};
+use flow_corpus::unpacking::misnamed_or;
 use flow_corpus::{ManifestError, json_line};
 use flow_kind::{Out, Reject, RejectClass, StageError, open_input_file};
 use flow_storage::Storage;
@@ -33,7 +34,7 @@ fn text_of(storage: &Storage, path: &Path, most: u64) -> Result<(DecodedText, u6
     let file = open_input_file(storage, path).map_err(of_path)?;
     file.take(most).read_to_end(&mut bytes).map_err(of_path)?;
     if let Some(why) = no_text(&bytes) {
-        return Err(wrong(path, why));
+        return Err(misnamed_or(storage, path, wrong(path, why)));
     }
     let size = bytes.len() as u64;
     Ok((DecodedText::of(bytes), size))
@@ -49,7 +50,7 @@ fn first_line(storage: &Storage, path: &Path) -> Result<String, ManifestError> {
             return Err(wrong(path, "it has no rows to infer its columns from"));
         }
         if let Some(why) = no_text(&line) {
-            return Err(wrong(path, why));
+            return Err(misnamed_or(storage, path, wrong(path, why)));
         }
         let line = DecodedText::of(line).text;
         if !line.trim().is_empty() {
