@@ -99,6 +99,10 @@ DEVICE bf16 rounded(float value) {
 #endif
 }
 
+// Into a place of either type.
+DEVICE void narrow(float& place, float value) { place = value; }
+DEVICE void narrow(bf16& place, float value) { place = rounded(value); }
+
 // Two of them, the first in the lower bits.
 DEVICE u32 rounded_pair(float low, float high) {
 #ifdef __CUDACC__
@@ -191,11 +195,25 @@ DEVICE void write_elements(float* out, bf16* out_bf16, u64 n, Values values) {
 }
 
 // Four elements from `i` on, or as many as there are.
-DEVICE void read_elements(const float* x, u64 i, u64 n, float* four) {
+template <class T>
+DEVICE void read_elements(const T* x, u64 i, u64 n, float* four) {
     if (i + 4 <= n && by_fours(x))
         read_four(x + i, four);
     else
-        for (int at = 0; at < 4; at++) four[at] = i + at < n ? x[i + at] : 0.0f;
+        for (int at = 0; at < 4; at++) four[at] = i + at < n ? wide(x[i + at]) : 0.0f;
+}
+// The same of two tensors, which are asked for together.
+template <class T>
+DEVICE void read_elements(const T* x, const T* y, u64 i, u64 n, float* of_x, float* of_y) {
+    if (i + 4 <= n && by_fours(x) && by_fours(y)) {
+        read_four(x + i, of_x);
+        read_four(y + i, of_y);
+        return;
+    }
+    for (int at = 0; at < 4; at++) {
+        of_x[at] = i + at < n ? wide(x[i + at]) : 0.0f;
+        of_y[at] = i + at < n ? wide(y[i + at]) : 0.0f;
+    }
 }
 
 // 1 / x, on a device within a unit in the last place (of a subnormal result 0), where a division takes ten times the

@@ -50,7 +50,8 @@ KERNEL(residual, (const float* x, const float* y, float* out, float factor, u64 
     out[i] = x ? x[i] + kept : kept;
 }
 
-KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
+template <class T>
+DEVICE void activate(const T* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n) {
     write_elements(out, out_bf16, n, [=](u64 i, float* four) {
         float x[4];
         read_elements(h, i, n, x);
@@ -59,15 +60,33 @@ KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key,
     });
 }
 
-KERNEL(silu_backward, (const float* h, const float* dy, float* out, bf16* out_bf16, float factor, u64 key,
-                       u64 threshold, u64 n)) {
+KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
+    activate(h, out, out_bf16, factor, key, threshold, n);
+}
+
+KERNEL(silu_of_bf16, (const bf16* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
+    activate(h, out, out_bf16, factor, key, threshold, n);
+}
+
+template <class T>
+DEVICE void activate_backward(const T* h, const T* dy, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold,
+                              u64 n) {
     write_elements(out, out_bf16, n, [=](u64 i, float* four) {
         float x[4], slope[4];
-        read_elements(h, i, n, x);
-        read_elements(dy, i, n, slope);
+        read_elements(h, dy, i, n, x, slope);
         for (int at = 0; at < 4; at++)
             four[at] = keeps(key, threshold, i + at) ? slope[at] * silu_slope(x[at]) * factor : 0.0f;
     });
+}
+
+KERNEL(silu_backward, (const float* h, const float* dy, float* out, bf16* out_bf16, float factor, u64 key,
+                       u64 threshold, u64 n)) {
+    activate_backward(h, dy, out, out_bf16, factor, key, threshold, n);
+}
+
+KERNEL(silu_backward_of_bf16, (const bf16* h, const bf16* dy, float* out, bf16* out_bf16, float factor, u64 key,
+                               u64 threshold, u64 n)) {
+    activate_backward(h, dy, out, out_bf16, factor, key, threshold, n);
 }
 
 // y[.., c] += bias[c].
