@@ -35,16 +35,18 @@ DEVICE double double_of(u64 bits) { return __longlong_as_double((long long)bits)
 #define THREADS 256
 
 #ifdef __CUDACC__
-// What a block wrote before is seen by all blocks afterwards: each block's first thread publishes it, and then what it
-// reads is read anew.
+// What a block wrote before is seen by all blocks afterwards. Each block's first thread adds 1 with a release, which is also for
+// what the others wrote before the barrier of their block, and waits with an acquire for the sum of all blocks: what any of its
+// threads then reads is read anew. By PTX's memory model that is enough; a kernel must not read what other blocks write in the same
+// launch by `__restrict__` or `__ldg`.
 DEVICE void grid_barrier(u32* arrived, u32 number) {
     BARRIER();
     if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(arrived, 1);
-        while (*(volatile u32*)arrived < number * gridDim.x) {
-        }
-        __threadfence();
+        u32 there;
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(arrived) : "memory");
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(arrived) : "memory");
+        } while (there < number * gridDim.x);
     }
     BARRIER();
 }
