@@ -1,6 +1,7 @@
 // Layer normalisation: one block for each row.
 
-// Columns of a row that a thread has in registers: all of them in rows of up to 1024. It reads the others again.
+// Columns of a row that a thread has in registers: all of them in rows of up to 1024. It reads the others again, in loops that are
+// not unrolled, as rows of other widths are rare.
 #define COLUMNS 4
 
 // The block's row normalised: `own` are this thread's columns of it, of which those within the row become the result, and `x`
@@ -15,12 +16,14 @@ DEVICE void normalise(float* own, const float* x, const float* weight, const flo
     UNROLL(COLUMNS)
     for (int n = 0; n < COLUMNS; n++)
         if (n * THREADS + (int)threadIdx.x < d) sum += own[n];
+    UNROLL(1)
     for (int i = rest; i < d; i += THREADS) sum += x[i];
     float mean = block_sum(sum, scratch) / d;
     float squares = 0;
     UNROLL(COLUMNS)
     for (int n = 0; n < COLUMNS; n++)
         if (n * THREADS + (int)threadIdx.x < d) squares += (own[n] - mean) * (own[n] - mean);
+    UNROLL(1)
     for (int i = rest; i < d; i += THREADS) squares += (x[i] - mean) * (x[i] - mean);
     float inverse = 1.0f / sqrtf(block_sum(squares, scratch) / d + 1e-5f);
     if (threadIdx.x == 0) {
@@ -34,6 +37,7 @@ DEVICE void normalise(float* own, const float* x, const float* weight, const flo
         own[n] = (own[n] - mean) * inverse * weight[i] + bias[i];
         put(out, out_bf16, start + i, own[n]);
     }
+    UNROLL(1)
     for (int i = rest; i < d; i += THREADS) put(out, out_bf16, start + i, (x[i] - mean) * inverse * weight[i] + bias[i]);
 }
 
@@ -68,6 +72,7 @@ DEVICE void add_row(float* own, const float* x, const Y* y, float* sum, int d, f
         own[n] += keeps(key, threshold, start + column) ? factor * added[n] : 0.0f;
         sum[start + column] = own[n];
     }
+    UNROLL(1)
     for (int column = COLUMNS * THREADS + threadIdx.x; column < d; column += THREADS) {
         u64 i = start + column;
         sum[i] = x[i] + (keeps(key, threshold, i) ? factor * wide(y[i]) : 0.0f);
@@ -160,6 +165,7 @@ DEVICE void row_gradient(int row, const float* x, const float* statistics, const
         sums.sum += scaled[n];
         sums.along += scaled[n] * centred[n];
     }
+    UNROLL(1)
     for (int i = COLUMNS * THREADS + threadIdx.x; i < d; i += THREADS) {
         float rest = wide(dy[start + i]) * weight[i];
         sums.sum += rest;
@@ -175,6 +181,7 @@ DEVICE void row_gradient(int row, const float* x, const float* statistics, const
         int i = n * THREADS + threadIdx.x;
         if (i < d) gradient(i, scaled[n], centred[n], around[n]);
     }
+    UNROLL(1)
     for (int i = COLUMNS * THREADS + threadIdx.x; i < d; i += THREADS)
         gradient(i, wide(dy[start + i]) * weight[i], x[start + i] - mean, residual ? residual[start + i] : 0.0f);
 }
