@@ -88,6 +88,17 @@ DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x
 DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
 DEVICE float wide(float value) { return value; }
 
+// A product that is rounded before anything is added to it, where results have the bits of the CPU. Of other products and sums the
+// compiler makes one operation.
+DEVICE float times(float a, float b) {
+#ifdef __CUDACC__
+    return __fmul_rn(a, b);
+#else
+    volatile float product = a * b;
+    return product;
+#endif
+}
+
 // The nearest number in bf16, of two the even one. What is not a number stays so, with bits that a device chooses.
 DEVICE bf16 rounded(float value) {
 #ifdef __CUDACC__
