@@ -13,6 +13,8 @@ import sys
 
 LAYERS, D, HEADS, JOINT, OUTPUTS, PARAMETERS = 24, 1024, 8, 640, 8256, 627e6
 SMS = 132
+# Instructions for an element of SiLU: of 216 and 238 for four, by the machine code for 9.0.
+SILU, SILU_BACKWARD = 54, 60
 # Warp instructions a second.
 ISSUE = SMS * 4 * 1.7e9
 
@@ -35,14 +37,16 @@ def step(clips, seconds, tokens):
     def kernel(part, name, launches, was, now=None):
         out.append((part, name, launches, was, was if now is None else now))
 
-    def passes(part, name, launches, megabytes, was, now=None, start=3e-6):
-        """Bound by memory, at so many TB/s."""
-        kernel(part, name, launches, *(megabytes / (rate * 1e6) + start for rate in (was, now or was)))
+    def passes(part, name, launches, megabytes, was, now=None, start=3e-6, fewer=None):
+        """Bound by memory, at so many TB/s; `fewer`: the megabytes now."""
+        rates = ((megabytes, was), (fewer or megabytes, now or was))
+        kernel(part, name, launches, *(moved / (rate * 1e6) + start for moved, rate in rates))
 
-    def product(part, name, launches, m, n, k, was=600, now=None, factor=2, adds=False):
-        """At so many TFLOP/s."""
-        moved = factor * (m * k + k * n) + 4 * m * n * (2 if adds else 1)
-        kernel(part, name, launches, *(max(2.0 * m * n * k / (rate * 1e12), moved / 3e12) + 3e-6 for rate in (was, now or was)))
+    def product(part, name, launches, m, n, k, was=600, now=None, factor=2, adds=False, result=4):
+        """At so many TFLOP/s; `result`: bytes of a number of the result now."""
+        moved = [factor * (m * k + k * n) + size * m * n * (2 if adds else 1) for size in (4, result)]
+        rates = zip(moved, (was, now or was))
+        kernel(part, name, launches, *(max(2.0 * m * n * k / (rate * 1e12), size / 3e12) + 3e-6 for size, rate in rates))
 
     x0, x1, x2 = (clips * t * bands * 256 * 4e-6 for t, bands in ((half(mel), 64), (half(half(mel)), 32), (time, 16)))
     kernel("features", "kernels", 1, 1.2e-3 * clips / 60 + 1e-4)
@@ -55,22 +59,25 @@ def step(clips, seconds, tokens):
         product("sub-sampling", f"product of {m:.0f}", 3, m, n, k, 30, 250, factor=4)
 
     for name, n, k, times in (("up", 4 * D, D, 2), ("down", D, 4 * D, 2), ("qkv", 3 * D, D, 1), ("other", D, D, 2), ("gate", 2 * D, D, 1)):
-        product("encoder", f"products {name}", 2 * LAYERS * times, rows, n, k)
+        product("encoder", f"products {name}", 2 * LAYERS * times, rows, n, k, result=2)
         product("encoder", f"gradient {name}", LAYERS * times, n, k, rows, 560)
     mb, wide = rows * D * 1e-6, rows * 4 * D
-    # 84 instructions for an element, and 65.
-    issue = [wide * instructions / 32 / ISSUE * 1.1 for instructions in (84, 65)]
-    kernel("encoder", "SiLU", 2 * LAYERS, max(6e-6 * wide / 2.6e6, issue[0]), max(6e-6 * wide / 2.8e6, issue[1]))
-    kernel("encoder", "SiLU, backward", 2 * LAYERS, max(10e-6 * wide / 2.6e6, issue[0]), max(10e-6 * wide / 2.8e6, issue[1]))
-    passes("encoder", "norms", 3 * LAYERS, 14 * mb, 1.9, 2.2)
-    passes("encoder", "two norms", LAYERS, 18 * mb, 1.6, 2.0)
+    # Instructions for an element, on the way of whole fours with a mask.
+    issue = [wide * instructions / 32 / ISSUE * 1.1 for instructions in (84, SILU, SILU_BACKWARD)]
+    # What products give is in bf16 now: the hidden values, branches of the residual sum, and gradients of both.
+    kernel("encoder", "SiLU", 2 * LAYERS, max(6e-6 * wide / 2.6e6, issue[0]), max(4e-6 * wide / 2.8e6, issue[1]))
+    kernel("encoder", "SiLU, backward", 2 * LAYERS, max(10e-6 * wide / 2.6e6, issue[0]), max(6e-6 * wide / 2.8e6, issue[2]))
+    passes("encoder", "norms", 3 * LAYERS, 14 * mb, 1.9, 2.2, fewer=12 * mb)
+    passes("encoder", "two norms", LAYERS, 18 * mb, 1.6, 2.0, fewer=16 * mb)
     # Turns of a block over its rows: 8 warps a block, of which two or three blocks run on a multiprocessor.
-    passes("encoder", "norms, backward", 3 * LAYERS, 18 * mb, 1.55, 2.2, 12e-6)
-    passes("encoder", "two norms, backward", LAYERS, 26 * mb, 1.25, 1.9, 20e-6)
-    passes("encoder", "gate and convolution", LAYERS, 14 * mb, 1.2, 1.6)
-    passes("encoder", "normalisation and SiLU", LAYERS, 6 * mb, 1.6, 2.2)
-    passes("encoder", "sums of its gradient", LAYERS, 8 * mb, 1.6, 2.2)
-    passes("encoder", "gate and convolution, backward", LAYERS, 24 * mb, 1.0, 1.3)
+    passes("encoder", "norms, backward", 3 * LAYERS, 18 * mb, 1.55, 2.2, 12e-6, fewer=16 * mb)
+    passes("encoder", "two norms, backward", LAYERS, 26 * mb, 1.25, 1.9, 20e-6, fewer=24 * mb)
+    # Values and gates with the frames beside a block's, 1.25 times: 5 bytes for each channel, in f32 10; so are the two others
+    # backward. What is between these kernels has 2, in f32 4.
+    passes("encoder", "gate and convolution", LAYERS, 14 * mb, 1.2, 1.6, fewer=7 * mb)
+    passes("encoder", "normalisation and SiLU", LAYERS, 6 * mb, 1.6, 2.2, fewer=4 * mb)
+    passes("encoder", "sums of its gradient", LAYERS, 8 * mb, 1.6, 2.2, fewer=4 * mb)
+    passes("encoder", "gate and convolution, backward", LAYERS, 24 * mb, 1.0, 1.3, fewer=14 * mb)
     sums = (2 * time - 1) * D * 4e-6
     groups = min(clips, max(1, int(16.8 / sums)))
     kernel("encoder", "sums over rows", LAYERS, 2 * clips * sums / 2.4e6 + 8e-6, 2 * groups * sums / 2.4e6 + 8e-6)

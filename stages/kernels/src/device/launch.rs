@@ -189,6 +189,14 @@ pub(crate) fn read_in_either(tensor: &Tensor) -> [Argument<'_>; 2] {
     [of(DType::F32), of(DType::BF16)]
 }
 
+/// Of a kernel for f32 and one for bf16, by their names, the one that reads this tensor.
+pub(crate) fn of_either<'a>(tensor: &Tensor, [wide, narrow]: [&'a str; 2]) -> &'a str {
+    match tensor.dtype() {
+        DType::BF16 => narrow,
+        _ => wide,
+    }
+}
+
 /// A tensor for [`in_either`].
 pub(crate) fn fresh_in(dtype: DType, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
     match dtype {

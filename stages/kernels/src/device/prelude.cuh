@@ -35,16 +35,18 @@ DEVICE double double_of(u64 bits) { return __longlong_as_double((long long)bits)
 #define THREADS 256
 
 #ifdef __CUDACC__
-// What a block wrote before is seen by all blocks afterwards: each block's first thread publishes it, and then what it
-// reads is read anew.
+// What a block wrote before is seen by all blocks afterwards. Each block's first thread adds 1 with a release, which is also for
+// what the others wrote before the barrier of their block, and waits with an acquire for the sum of all blocks: what any of its
+// threads then reads is read anew. By PTX's memory model that is enough; a kernel must not read what other blocks write in the same
+// launch by `__restrict__` or `__ldg`.
 DEVICE void grid_barrier(u32* arrived, u32 number) {
     BARRIER();
     if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(arrived, 1);
-        while (*(volatile u32*)arrived < number * gridDim.x) {
-        }
-        __threadfence();
+        u32 there;
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(arrived) : "memory");
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(arrived) : "memory");
+        } while (there < number * gridDim.x);
     }
     BARRIER();
 }
@@ -86,6 +88,17 @@ DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x
 DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
 DEVICE float wide(float value) { return value; }
 
+// A product that is rounded before anything is added to it, where results have the bits of the CPU. Of other products and sums the
+// compiler makes one operation.
+DEVICE float times(float a, float b) {
+#ifdef __CUDACC__
+    return __fmul_rn(a, b);
+#else
+    volatile float product = a * b;
+    return product;
+#endif
+}
+
 // The nearest number in bf16, of two the even one. What is not a number stays so, with bits that a device chooses.
 DEVICE bf16 rounded(float value) {
 #ifdef __CUDACC__
@@ -98,6 +111,10 @@ DEVICE bf16 rounded(float value) {
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 #endif
 }
+
+// Into a place of either type.
+DEVICE void narrow(float& place, float value) { place = value; }
+DEVICE void narrow(bf16& place, float value) { place = rounded(value); }
 
 // Two of them, the first in the lower bits.
 DEVICE u32 rounded_pair(float low, float high) {
@@ -191,11 +208,25 @@ DEVICE void write_elements(float* out, bf16* out_bf16, u64 n, Values values) {
 }
 
 // Four elements from `i` on, or as many as there are.
-DEVICE void read_elements(const float* x, u64 i, u64 n, float* four) {
+template <class T>
+DEVICE void read_elements(const T* x, u64 i, u64 n, float* four) {
     if (i + 4 <= n && by_fours(x))
         read_four(x + i, four);
     else
-        for (int at = 0; at < 4; at++) four[at] = i + at < n ? x[i + at] : 0.0f;
+        for (int at = 0; at < 4; at++) four[at] = i + at < n ? wide(x[i + at]) : 0.0f;
+}
+// The same of two tensors, which are asked for together.
+template <class T>
+DEVICE void read_elements(const T* x, const T* y, u64 i, u64 n, float* of_x, float* of_y) {
+    if (i + 4 <= n && by_fours(x) && by_fours(y)) {
+        read_four(x + i, of_x);
+        read_four(y + i, of_y);
+        return;
+    }
+    for (int at = 0; at < 4; at++) {
+        of_x[at] = i + at < n ? wide(x[i + at]) : 0.0f;
+        of_y[at] = i + at < n ? wide(y[i + at]) : 0.0f;
+    }
 }
 
 // 1 / x, on a device within a unit in the last place (of a subnormal result 0), where a division takes ten times the

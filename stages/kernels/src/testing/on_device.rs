@@ -40,6 +40,20 @@ pub(crate) fn same(what: &str, bound: f64, run: impl Fn(Place) -> Result<Vec<Ten
     }
 }
 
+/// Numbers in f32 that bf16 has too.
+pub(crate) fn exact(shape: &[usize], noise: &mut Noise) -> Tensor {
+    let rounded = random(shape, noise).to_dtype(DType::BF16).unwrap();
+    rounded.to_dtype(DType::F32).unwrap()
+}
+
+/// The same numbers in bf16 on a device; on the CPU in f32, as they are.
+pub(crate) fn narrow(x: &Tensor) -> Tensor {
+    match crate::is_gpu(x.device()) {
+        true => x.to_dtype(DType::BF16).unwrap(),
+        false => x.clone(),
+    }
+}
+
 pub(crate) fn on_device<R>(run: impl Fn(Place) -> R) -> R {
     DeviceUnderTest::get().run(|device| run(&|tensor: &Tensor| tensor.to_device(device).unwrap()))
 }

@@ -169,7 +169,8 @@ impl Attention {
         })
     }
 
-    /// `x` (rows, d) and the positional table (2T - 1, d) -> (rows, d).
+    /// `x` (rows, d) and the positional table (2T - 1, d) -> (rows, d). The result of one kernel with products in bf16 is rounded to
+    /// bf16, unless something is added to a product.
     ///
     /// With limited context, queries are taken in blocks, each with the keys that its queries see: time and memory grow
     /// with the number of frames, not with its square.
@@ -263,9 +264,10 @@ impl Attention {
         gradients: &mut Gradients,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
+        let rounded = matches!(&saved.way, Way::Fused { .. }) && self.rounds(dy);
         let d_context = self
             .output
-            .backward_pending(parameters, &saved.context, dy, gradients, sums)?;
+            .backward_rounded(parameters, &saved.context, (dy, rounded), gradients, sums)?;
         let Way::Fused {
             projections,
             logs,

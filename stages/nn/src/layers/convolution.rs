@@ -149,7 +149,14 @@ impl Convolution {
         })
     }
 
-    /// (rows, d) -> (rows, d). In training the statistics are those of all rows, padding included (as NeMo has it), of this
+    /// Whether what is between the products is in bf16, which only the kernels with batch normalisation read.
+    fn rounds(&self, like: &Tensor) -> bool {
+        self.running.is_some() && self.pointwise1.rounds(like) && self.pointwise2.rounds(like)
+    }
+
+    /// (rows, d) -> (rows, d); on a device with products in bf16 the result is rounded to bf16, unless something is added to a product.
+    ///
+    /// In training the statistics are those of all rows, padding included (as NeMo has it), of this
     /// rank or of all, and the new running statistics go to `norm.updates`.
     pub fn forward(
         &self,
@@ -160,10 +167,11 @@ impl Convolution {
         norm: &mut BatchNormPass,
     ) -> Result<(Tensor, Saved)> {
         let (_, d) = x.dims2()?;
-        let doubled = self
-            .pointwise1
-            .forward(parameters, x)?
-            .reshape((frames.batch, frames.time, 2 * d))?;
+        let rounded = self.rounds(x);
+        let doubled =
+            self.pointwise1
+                .forward_rounded(parameters, x, rounded)?
+                .reshape((frames.batch, frames.time, 2 * d))?;
         let factors = self.pointwise2.factors(&doubled);
         let Some(running) = self.running else {
             let (activated, inner) = self.with_layer_norm(parameters, doubled, factors, frames)?;
@@ -196,7 +204,8 @@ impl Convolution {
             inner: Inner::WithBatchNorm(saved),
             activated: y,
         };
-        Ok((self.pointwise2.forward(parameters, &saved.activated)?, saved))
+        let y = self.pointwise2.forward_rounded(parameters, &saved.activated, rounded)?;
+        Ok((y, saved))
     }
 
     /// What the depthwise convolution of [`Convolution::forward`] is over: (rows, d) -> (rows, d). Rows from `valid` on are 0.
@@ -339,9 +348,10 @@ impl Convolution {
         (gradients, sums): (&mut Gradients, &mut PendingSums),
     ) -> Result<Tensor> {
         let (rows, d) = saved.x.dims2()?;
-        let d_activated = self
-            .pointwise2
-            .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
+        let rounded = self.rounds(dy);
+        let d_activated =
+            self.pointwise2
+                .backward_rounded(parameters, &saved.activated, (dy, rounded), gradients, sums)?;
         let factors = self.pointwise1.factors(&d_activated);
         let wanted = Wanted {
             weight: gradients.wants(self.depthwise_weight),
@@ -363,7 +373,7 @@ impl Convolution {
         }
         let d_doubled = found.doubled.reshape((rows, 2 * d))?;
         self.pointwise1
-            .backward_pending(parameters, &saved.x, &d_doubled, gradients, sums)
+            .backward_rounded(parameters, &saved.x, (&d_doubled, rounded), gradients, sums)
     }
 
     /// The way back through what [`Convolution::with_layer_norm`] saved, given the gradient of its result; that of its input is of

@@ -44,12 +44,18 @@ impl FeedForward {
         self.linear1.factors(x)
     }
 
-    /// (rows, d) -> (rows, d).
+    /// Whether what is between the products is in bf16: both layers have to round, as SiLU reads one type.
+    fn rounds(&self, like: &Tensor) -> bool {
+        self.linear1.rounds(like) && self.linear2.rounds(like)
+    }
+
+    /// (rows, d) -> (rows, d). On a device with products in bf16 the result is rounded to bf16, unless something is added to a product.
     pub fn forward(&self, parameters: &Parameters, x: &Tensor, mode: &mut Mode) -> Result<(Tensor, Saved)> {
-        let hidden = self.linear1.forward(parameters, x)?;
+        let rounded = self.rounds(x);
+        let hidden = self.linear1.forward_rounded(parameters, x, rounded)?;
         let mask = dropout::draw(self.dropout, mode);
         let activated = silu_in(self.linear2.factors(&hidden), &hidden, mask)?;
-        let y = self.linear2.forward(parameters, &activated)?;
+        let y = self.linear2.forward_rounded(parameters, &activated, rounded)?;
         let x = x.clone();
         Ok((
             y,
@@ -62,7 +68,7 @@ impl FeedForward {
         ))
     }
 
-    /// Adds the gradients of both layers, those of biases by way of `sums`, and gives that of `x`.
+    /// Adds the gradients of both layers, those of biases by way of `sums`, and gives that of `x`, rounded as the result was.
     pub fn backward(
         &self,
         parameters: &Parameters,
@@ -71,10 +77,12 @@ impl FeedForward {
         gradients: &mut Gradients,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
+        let rounded = self.rounds(dy);
         let d = self
             .linear2
-            .backward_pending(parameters, &saved.activated, dy, gradients, sums)?;
+            .backward_rounded(parameters, &saved.activated, (dy, rounded), gradients, sums)?;
         let d = silu_backward(self.linear1.factors(&d), &saved.hidden, d, saved.mask)?;
-        self.linear1.backward_pending(parameters, &saved.x, &d, gradients, sums)
+        self.linear1
+            .backward_rounded(parameters, &saved.x, (&d, rounded), gradients, sums)
     }
 }

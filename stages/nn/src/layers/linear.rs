@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use flow_kernels::bias::{add_bias, column_sum, column_sums};
 use flow_kernels::is_gpu;
-use flow_kernels::product::{add_product_in, product_in, product_with_bias_in};
+use flow_kernels::product::{add_product_in, product_in, product_rounded_in, product_with_bias_in};
 
 use crate::error::Result;
 use crate::lora::LowRank;
@@ -81,6 +81,13 @@ impl Linear {
         }
     }
 
+    /// Whether [`Linear::forward_rounded`] and [`Linear::backward_rounded`] round their results: where products with the weight are in
+    /// bf16 on the device of `like`, and nothing is added to them.
+    pub fn rounds(&self, like: &Tensor) -> bool {
+        let plain = self.bias.is_none() && self.low_rank.is_none();
+        plain && self.stored == DType::BF16 && is_gpu(like.device())
+    }
+
     fn weight(&self, parameters: &Parameters) -> Result<Tensor> {
         let stored = parameters.get(self.weight);
         let weight = if is_gpu(stored.device()) {
@@ -106,6 +113,14 @@ impl Linear {
         Ok(y)
     }
 
+    /// [`Linear::forward`]; with `rounded` the result is in bf16 if the layer [rounds](Linear::rounds), for kernels that read it so.
+    pub fn forward_rounded(&self, parameters: &Parameters, x: &Tensor, rounded: bool) -> Result<Tensor> {
+        match rounded && self.rounds(x) {
+            true => Ok(product_rounded_in(self.stored, x, &self.weight(parameters)?.t()?)?),
+            false => self.forward(parameters, x),
+        }
+    }
+
     /// The product alone, for callers that add the bias in a pass of their own.
     pub fn product(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
         let y = match parameters.packed(self.weight) {
@@ -124,7 +139,10 @@ impl Linear {
     }
 
     /// The gradient of the input.
-    fn input_gradient(&self, parameters: &Parameters, dy: &Tensor) -> Result<Tensor> {
+    fn input_gradient(&self, parameters: &Parameters, dy: &Tensor, rounded: bool) -> Result<Tensor> {
+        if rounded && self.rounds(dy) {
+            return Ok(product_rounded_in(self.stored, dy, &self.weight(parameters)?)?);
+        }
         let dx = product_in(self.stored, dy, &self.weight(parameters)?)?;
         if let Some(low_rank) = &self.low_rank {
             low_rank.add_input_gradient(parameters, dy, &dx)?;
@@ -141,7 +159,7 @@ impl Linear {
         gradients: &mut Gradients,
     ) -> Result<Tensor> {
         self.backward_weights(parameters, x, dy, gradients)?;
-        self.input_gradient(parameters, dy)
+        self.input_gradient(parameters, dy, false)
     }
 
     /// The same, with the gradient of the bias left in `sums`.
@@ -153,13 +171,25 @@ impl Linear {
         gradients: &mut Gradients,
         sums: &mut PendingSums,
     ) -> Result<Tensor> {
+        self.backward_rounded(parameters, x, (dy, false), gradients, sums)
+    }
+
+    /// The same; with `rounded` the gradient of `x` is in bf16 if the layer [rounds](Linear::rounds), for kernels that read it so.
+    pub fn backward_rounded(
+        &self,
+        parameters: &Parameters,
+        x: &Tensor,
+        (dy, rounded): (&Tensor, bool),
+        gradients: &mut Gradients,
+        sums: &mut PendingSums,
+    ) -> Result<Tensor> {
         self.backward_weight(parameters, x, dy, gradients)?;
         if let Some(bias) = self.bias
             && gradients.wants(bias)
         {
             sums.add(&[bias], column_sums(&wide(dy)?)?);
         }
-        self.input_gradient(parameters, dy)
+        self.input_gradient(parameters, dy, rounded)
     }
 
     /// Adds the gradients of weight and bias only.

@@ -7,6 +7,8 @@ pub mod adapter;
 pub mod attention;
 pub mod conformer_layer;
 pub mod convolution;
+#[cfg(test)]
+mod device_tests;
 pub mod dropout;
 pub mod feed_forward;
 pub mod held_rows;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::device::launch::Argument::{Float, Int, Long, Longs, Read, ReadAll, ReadIf, Write, WriteAll};
-use crate::device::launch::{Grid, THREADS, alike, fresh, fresh_in, in_either, launch, mask_arguments};
+use crate::device::launch::{Grid, THREADS, alike, fresh, fresh_in, in_either, launch, mask_arguments, of_either};
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::noise::DropMask;
@@ -70,7 +70,11 @@ pub fn silu(dtype: DType, h: &Tensor, mask: Option<DropMask>) -> Result<Tensor> 
     let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), wide, narrow, keep, key, threshold, Long(n as u64)];
-    launch("silu", Grid::elements(n.div_ceil(4)), &arguments)?;
+    launch(
+        of_either(&h, ["silu", "silu_of_bf16"]),
+        Grid::elements(n.div_ceil(4)),
+        &arguments,
+    )?;
     Ok(out)
 }
 
@@ -80,7 +84,8 @@ pub fn silu_backward(dtype: DType, h: &Tensor, dy: &Tensor, mask: Option<DropMas
     let (n, out) = (h.elem_count(), fresh_in(dtype, h.shape(), h.device())?);
     let ([wide, narrow], [keep, key, threshold]) = (in_either(&out), mask_arguments(mask, 1.0));
     let arguments = [Read(&h), Read(&dy), wide, narrow, keep, key, threshold, Long(n as u64)];
-    launch("silu_backward", Grid::elements(n.div_ceil(4)), &arguments)?;
+    let name = of_either(&h, ["silu_backward", "silu_backward_of_bf16"]);
+    launch(name, Grid::elements(n.div_ceil(4)), &arguments)?;
     Ok(out)
 }
 

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::noise::{DropMask, Noise};
 use crate::ops::elementwise;
 use crate::ops::sums::bias;
-use crate::testing::on_device::{BOUND, Place, random, same};
+use crate::testing::on_device::{BOUND, Place, exact, narrow, random, same};
 
 #[test]
 fn elements() {
@@ -76,4 +76,26 @@ fn elements() {
     same("silu of large values", BOUND, |on| {
         Ok(vec![elementwise::silu(&on(&extreme), None)?])
     });
+}
+
+/// Of tensors in bf16, whole fours or not, from an odd place on or not: as of the same numbers in f32.
+#[test]
+fn silu_of_bf16() {
+    let mut noise = Noise::new(3);
+    for (rows, width) in [(1, 1), (7, 13), (50, 36)] {
+        let [h, dy] = [(); 2].map(|()| exact(&[rows, width], &mut noise));
+        for mask in [None, DropMask::draw(0.3, &mut noise)] {
+            same("silu", BOUND, |on| {
+                Ok(vec![elementwise::silu_in(DType::F32, &narrow(&on(&h)), mask)?])
+            });
+            same("silu, backward", BOUND, |on| {
+                let (h, dy) = (narrow(&on(&h)), narrow(&on(&dy).copy()?));
+                Ok(vec![elementwise::silu_backward(DType::F32, &h, dy, mask)?])
+            });
+        }
+        same("silu of a part", BOUND, |on| {
+            let part = narrow(&on(&h)).flatten_all()?.narrow(0, rows * width / 2, 1)?;
+            Ok(vec![elementwise::silu_in(DType::F32, &part, None)?])
+        });
+    }
 }

@@ -23,13 +23,13 @@ DEVICE void blend(float* const* sums, const T* const* tensors, const u64* plan, 
             float was[4], now[4];
             read_four(sum + quad, was);
             read_four(x + quad, now);
-            for (int at = 0; at < 4; at++) was[at] += share * (now[at] - was[at]);
+            for (int at = 0; at < 4; at++) was[at] += times(share, now[at] - was[at]);
             write_four(sum + quad, was);
         }
         // Those behind the last four.
         i = part.end - (part.end - part.first) % 4 + threadIdx.x;
     }
-    for (; i < part.end; i += THREADS) sum[i] += share * (wide(x[i]) - sum[i]);
+    for (; i < part.end; i += THREADS) sum[i] += times(share, wide(x[i]) - sum[i]);
 }
 
 KERNEL(blend_all_f32, (float* const* sums, const float* const* tensors, const u64* plan, int count, int chunk,
@@ -46,11 +46,12 @@ KERNEL(blend_all_bf16, (float* const* sums, const bf16* const* tensors, const u6
 KERNEL(residual, (const float* x, const float* y, float* out, float factor, u64 key, u64 threshold, u64 n)) {
     u64 i = element();
     if (i >= n) return;
-    float kept = keeps(key, threshold, i) ? factor * y[i] : 0.0f;
+    float kept = keeps(key, threshold, i) ? times(factor, y[i]) : 0.0f;
     out[i] = x ? x[i] + kept : kept;
 }
 
-KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
+template <class T>
+DEVICE void activate(const T* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n) {
     write_elements(out, out_bf16, n, [=](u64 i, float* four) {
         float x[4];
         read_elements(h, i, n, x);
@@ -59,15 +60,33 @@ KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key,
     });
 }
 
-KERNEL(silu_backward, (const float* h, const float* dy, float* out, bf16* out_bf16, float factor, u64 key,
-                       u64 threshold, u64 n)) {
+KERNEL(silu, (const float* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
+    activate(h, out, out_bf16, factor, key, threshold, n);
+}
+
+KERNEL(silu_of_bf16, (const bf16* h, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold, u64 n)) {
+    activate(h, out, out_bf16, factor, key, threshold, n);
+}
+
+template <class T>
+DEVICE void activate_backward(const T* h, const T* dy, float* out, bf16* out_bf16, float factor, u64 key, u64 threshold,
+                              u64 n) {
     write_elements(out, out_bf16, n, [=](u64 i, float* four) {
         float x[4], slope[4];
-        read_elements(h, i, n, x);
-        read_elements(dy, i, n, slope);
+        read_elements(h, dy, i, n, x, slope);
         for (int at = 0; at < 4; at++)
             four[at] = keeps(key, threshold, i + at) ? slope[at] * silu_slope(x[at]) * factor : 0.0f;
     });
+}
+
+KERNEL(silu_backward, (const float* h, const float* dy, float* out, bf16* out_bf16, float factor, u64 key,
+                       u64 threshold, u64 n)) {
+    activate_backward(h, dy, out, out_bf16, factor, key, threshold, n);
+}
+
+KERNEL(silu_backward_of_bf16, (const bf16* h, const bf16* dy, float* out, bf16* out_bf16, float factor, u64 key,
+                               u64 threshold, u64 n)) {
+    activate_backward(h, dy, out, out_bf16, factor, key, threshold, n);
 }
 
 // y[.., c] += bias[c].

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::device::launch::Argument::{Double, Int, Read, ReadIf, Write, WriteIf};
-use crate::device::launch::{Grid, alike, fresh, fresh_in, fresh_of, in_either, launch};
+use crate::device::launch::{Grid, alike, fresh, fresh_in, fresh_of, in_either, launch, of_either};
 use crate::error::{Error, Result};
 use crate::lengths::Lengths;
 use crate::ops::batch_norm::{EPSILON, MOMENTUM, unbiased};
@@ -39,7 +39,7 @@ pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, o
     let [batch, time, channels, taps] = sizes(&doubled, &by)?;
     let (rows, chunks) = (batch * time, batch * time.div_ceil(FRAMES));
     let device = doubled.device();
-    let convolved = fresh((rows, channels), &doubled)?;
+    let convolved = fresh_in(doubled.dtype(), (rows, channels), device)?;
     let moments = of_batch
         .then(|| fresh_of(DType::F64, (chunks, 2, channels), device))
         .transpose()?;
@@ -55,7 +55,8 @@ pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, o
         Int(channels),
         Int(taps),
     ];
-    launch("gated_convolution", Grid::of(channels.div_ceil(32), chunks), &arguments)?;
+    let name = of_either(&doubled, ["gated_convolution", "gated_convolution_of_bf16"]);
+    launch(name, Grid::of(channels.div_ceil(32), chunks), &arguments)?;
     let y = fresh_in(dtype, (rows, channels), device)?;
     let vector = || fresh(channels, &doubled);
     let (mean, inverse) = (vector()?, vector()?);
@@ -68,7 +69,7 @@ pub fn forward(dtype: DType, doubled: &Tensor, lengths: &Lengths, by: Weights, o
     let numbers = [rows, channels, chunks, per_block].map(Int);
     let factors = [EPSILON, MOMENTUM, unbiased(rows)].map(Double);
     launch(
-        "normalise_batch",
+        of_either(&convolved, ["normalise_batch", "normalise_batch_of_bf16"]),
         Grid::of(channels.div_ceil(32), rows.div_ceil(per_block)),
         &[&inputs[..], &vectors, &in_either(&y), &results, &numbers, &factors].concat(),
     )?;
@@ -101,7 +102,7 @@ pub fn backward(
     let sums = fresh((blocks, 2, channels), &dy)?;
     let norm = [&saved.mean, &saved.inverse, by.norm_weight, by.norm_bias].map(Read);
     launch(
-        "normalise_batch_sums",
+        of_either(&dy, ["normalise_batch_sums", "normalise_batch_sums_of_bf16"]),
         Grid::of(channels.div_ceil(32), blocks),
         &[
             &[Read(&saved.convolved)][..],
@@ -128,8 +129,9 @@ pub fn backward(
         usize::from(saved.origin == Origin::Own),
     ]
     .map(Int);
+    let names = ["gated_convolution_backward", "gated_convolution_backward_of_bf16"];
     launch(
-        "gated_convolution_backward",
+        of_either(&dy, names),
         Grid::of(channels.div_ceil(32), chunks),
         &[
             &inputs[..],

@@ -1,13 +1,14 @@
 //! Against the kernels for the CPU, in the emulator or on a device.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use crate::lengths::Lengths;
 use crate::noise::Noise;
 use crate::ops::batch_norm;
 use crate::ops::batch_norm::Gather;
-use crate::ops::gated_convolution::{self, Origin, Statistics, Wanted, Weights};
-use crate::testing::on_device::{random, same};
+use crate::ops::elementwise::glu::glu;
+use crate::ops::gated_convolution::{self, Origin, Saved, Statistics, Wanted, Weights};
+use crate::testing::on_device::{close, exact, narrow, on_device, random, same};
 use crate::testing::values;
 
 #[test]
@@ -94,6 +95,90 @@ fn the_convolution_module() {
                 }
                 Ok(found)
             });
+        }
+    }
+}
+
+/// Inputs and gradients in bf16. The convolution's result is that of the CPU, rounded; and all that follows is what the CPU makes of
+/// the rounded numbers.
+#[test]
+fn the_convolution_module_in_bf16() {
+    let mut noise = Noise::new(21);
+    for (time, d, taps) in [(7, 3, 3), (40, 37, 9), (70, 33, 65), (35, 2, 67)] {
+        let (h, dy) = (exact(&[3, time, 2 * d], &mut noise), exact(&[3 * time, d], &mut noise));
+        let lengths = Lengths::new([time, time / 2, 0]);
+        let kernel = random(&[d, 1, taps], &mut noise);
+        let vectors = [(); 4].map(|()| random(&[d], &mut noise));
+        let variance = random(&[d], &mut noise).abs().unwrap();
+        let wanted = Wanted {
+            weight: true,
+            bias: false,
+        };
+        for origin in [Origin::Own, Origin::Running] {
+            let of_batch = origin == Origin::Own;
+            let work = |on: &dyn Fn(&Tensor) -> Tensor, convolved: Option<&Tensor>| {
+                let [bias, norm_weight, norm_bias, running] = vectors.each_ref().map(on);
+                let (kernel, variance) = (on(&kernel), on(&variance));
+                let by = Weights {
+                    weight: &kernel,
+                    bias: Some(&bias),
+                    norm_weight: &norm_weight,
+                    norm_bias: &norm_bias,
+                    running: (&running, &variance),
+                };
+                let (h, dy) = (narrow(&on(&h)), narrow(&on(&dy)));
+                let statistics = if of_batch { Statistics::Own } else { Statistics::Running };
+                let output = gated_convolution::forward(DType::F32, &h, &lengths, by, statistics).unwrap();
+                let (mut y, mut saved) = (output.y, output.saved);
+                if let Some(convolved) = convolved {
+                    let (mean, inverse) = match of_batch {
+                        true => {
+                            let (mean, inverse, _) = batch_norm::batch_statistics(convolved, by.running).unwrap();
+                            (mean, inverse)
+                        }
+                        false => saved.statistics(),
+                    };
+                    let by = batch_norm::Normaliser {
+                        mean: &mean,
+                        inverse: &inverse,
+                        weight: &norm_weight,
+                        bias: &norm_bias,
+                    };
+                    y = batch_norm::normalise_silu(convolved, &by).unwrap();
+                    saved = Saved {
+                        gated: Some(glu(&h, &lengths).unwrap()),
+                        convolved: convolved.clone(),
+                        mean,
+                        inverse,
+                        ..saved
+                    };
+                }
+                let mut none = |_: &Tensor| panic!("statistics of several parts");
+                let d =
+                    gated_convolution::backward(DType::F32, &saved, &lengths, by, (&dy, &mut none), wanted).unwrap();
+                let found = [
+                    y,
+                    d.doubled,
+                    d.weight.unwrap().total().unwrap(),
+                    d.norm.total().unwrap(),
+                ];
+                let found = found.map(|tensor| tensor.to_device(&Device::Cpu).unwrap());
+                (found, saved.convolved.to_device(&Device::Cpu).unwrap())
+            };
+            let (found, rounded) = on_device(|on| work(on, None));
+            assert_eq!(rounded.dtype(), DType::BF16);
+            let rounded = rounded.to_dtype(DType::F32).unwrap();
+            let (_, whole) = work(&Tensor::clone, None);
+            let largest = values(&whole).iter().fold(0.0f64, |most, value| most.max(value.abs()));
+            for (rounded, whole) in values(&rounded).iter().zip(values(&whole)) {
+                let bound = whole.abs() / 256.0 + 3e-5 * largest;
+                assert!((rounded - whole).abs() <= bound, "{rounded} for {whole}");
+            }
+            let (expected, _) = work(&Tensor::clone, Some(&rounded));
+            for (number, (expected, found)) in expected.iter().zip(&found).enumerate() {
+                let what = format!("{origin:?}, {time} x {d}, {taps} taps, result {number}");
+                close(&what, 3e-5, &values(expected), &values(found));
+            }
         }
     }
 }

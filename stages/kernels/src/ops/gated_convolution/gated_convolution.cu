@@ -2,6 +2,8 @@
 // normalisation and SiLU. h (B, T, 2C) holds values and gates; frames at or past a length have the value 0. All else is
 // (B, T, C).
 //
+// h, the convolution's result and the gradient of y are of one type: f32, or bf16 where products are in bf16.
+//
 // A block has 32 channels and FRAMES frames of one sequence, which is a chunk. Its threads are 32 channels wide; thread
 // `lane` of a channel has every eighth frame.
 
@@ -26,11 +28,12 @@ DEVICE Chunk chunk_of(int time) {
 }
 
 // The gated value of a frame; 0 outside of the sequence's valid frames.
-DEVICE float gated(const float* h, int channels, u64 row, int channel, int t, int length) {
+template <class T>
+DEVICE float gated(const T* h, int channels, u64 row, int channel, int t, int length) {
     bool inside = t >= 0 && t < length;
     // Read in any case, so that the frames before and behind it need not wait.
-    const float* here = h + (row + (inside ? t : 0)) * 2 * channels + channel;
-    float value = here[0], gate = here[channels];
+    const T* here = h + (row + (inside ? t : 0)) * 2 * channels + channel;
+    float value = wide(here[0]), gate = wide(here[channels]);
     return inside ? value * sigmoid(gate) : 0.0f;
 }
 
@@ -45,8 +48,9 @@ DEVICE double lanes_sum(double value, double* scratch) {
 }
 
 // The convolution of the gated values. With `moments` (chunks, 2, C) also the sums of a chunk's results and of their squares.
-KERNEL(gated_convolution, (const float* h, const u32* lengths, const float* weight, const float* bias, float* out,
-                           double* moments, int time, int channels, int taps)) {
+template <class T>
+DEVICE void gate_and_convolve(const T* h, const u32* lengths, const float* weight, const float* bias, T* out,
+                              double* moments, int time, int channels, int taps) {
     SHARED(float, tile, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(double, scratch, THREADS);
     Chunk at = chunk_of(time);
@@ -67,7 +71,11 @@ KERNEL(gated_convolution, (const float* h, const u32* lengths, const float* weig
             float x = taps <= MOST_TAPS ? tile[(frame + tap) * 32 + threadIdx.x % 32] : value(before + frame + tap);
             result = fmaf(weight[at.channel * taps + tap], x, result);
         }
-        out[(at.row + at.first + frame) * channels + at.channel] = result;
+        T stored;
+        narrow(stored, result);
+        out[(at.row + at.first + frame) * channels + at.channel] = stored;
+        // Statistics are those of what is normalised.
+        result = wide(stored);
         sum += (double)result;
         squares += (double)result * (double)result;
     }
@@ -78,6 +86,16 @@ KERNEL(gated_convolution, (const float* h, const u32* lengths, const float* weig
         moments[(u64)(2 * blockIdx.y) * channels + at.channel] = sum;
         moments[(u64)(2 * blockIdx.y + 1) * channels + at.channel] = squares;
     }
+}
+
+KERNEL(gated_convolution, (const float* h, const u32* lengths, const float* weight, const float* bias, float* out,
+                           double* moments, int time, int channels, int taps)) {
+    gate_and_convolve(h, lengths, weight, bias, out, moments, time, channels, taps);
+}
+
+KERNEL(gated_convolution_of_bf16, (const bf16* h, const u32* lengths, const float* weight, const float* bias, bf16* out,
+                                   double* moments, int time, int channels, int taps)) {
+    gate_and_convolve(h, lengths, weight, bias, out, moments, time, channels, taps);
 }
 
 // Sums over all chunks of one row of `partial` (chunks, 2, C), given to all lanes of the channel.
@@ -103,10 +121,12 @@ DEVICE Affine affine_of(float mean, float inverse, float weight, float bias) {
 // silu((x - mean) / deviation * weight + bias), with the statistics of all rows, from `moments` (chunks, 2, C), which are
 // kept, and with them the running ones moved towards them; or without moments with the running ones. A block has 32
 // channels and `per_block` rows.
-KERNEL(normalise_batch, (const float* x, const double* moments, const float* running_mean, const float* running_variance,
-                         const float* weight, const float* bias, float* out, bf16* out_bf16, float* mean, float* inverse,
-                         float* moved_mean, float* moved_variance, int rows, int channels, int chunks, int per_block,
-                         double epsilon, double momentum, double unbiased)) {
+template <class T>
+DEVICE void normalise_and_activate(const T* x, const double* moments, const float* running_mean,
+                                   const float* running_variance, const float* weight, const float* bias, float* out,
+                                   bf16* out_bf16, float* mean, float* inverse, float* moved_mean, float* moved_variance,
+                                   int rows, int channels, int chunks, int per_block, double epsilon, double momentum,
+                                   double unbiased) {
     SHARED(double, scratch, THREADS);
     int channel = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
     bool inside = channel < channels;
@@ -136,7 +156,7 @@ KERNEL(normalise_batch, (const float* x, const double* moments, const float* run
         float here[ROWS_TOGETHER];
         UNROLL(ROWS_TOGETHER)
         for (int i = 0; i < ROWS_TOGETHER; i++)
-            here[i] = row + i * LANES < end ? x[(row + i * LANES) * channels + channel] : 0.0f;
+            here[i] = row + i * LANES < end ? wide(x[(row + i * LANES) * channels + channel]) : 0.0f;
         UNROLL(ROWS_TOGETHER)
         for (int i = 0; i < ROWS_TOGETHER; i++) {
             float z = here[i] * by.factor + by.offset;
@@ -145,11 +165,28 @@ KERNEL(normalise_batch, (const float* x, const double* moments, const float* run
     }
 }
 
+KERNEL(normalise_batch, (const float* x, const double* moments, const float* running_mean, const float* running_variance,
+                         const float* weight, const float* bias, float* out, bf16* out_bf16, float* mean, float* inverse,
+                         float* moved_mean, float* moved_variance, int rows, int channels, int chunks, int per_block,
+                         double epsilon, double momentum, double unbiased)) {
+    normalise_and_activate(x, moments, running_mean, running_variance, weight, bias, out, out_bf16, mean, inverse,
+                           moved_mean, moved_variance, rows, channels, chunks, per_block, epsilon, momentum, unbiased);
+}
+
+KERNEL(normalise_batch_of_bf16, (const bf16* x, const double* moments, const float* running_mean,
+                                 const float* running_variance, const float* weight, const float* bias, float* out,
+                                 bf16* out_bf16, float* mean, float* inverse, float* moved_mean, float* moved_variance,
+                                 int rows, int channels, int chunks, int per_block, double epsilon, double momentum,
+                                 double unbiased)) {
+    normalise_and_activate(x, moments, running_mean, running_variance, weight, bias, out, out_bf16, mean, inverse,
+                           moved_mean, moved_variance, rows, channels, chunks, per_block, epsilon, momentum, unbiased);
+}
+
 // Sums over the rows of a chunk, (chunks, 2, C): of dz (x - mean) and of dz, where dz is the gradient of what comes before
 // SiLU. A block has 32 channels and `per_block` rows.
-KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* inverse, const float* weight,
-                              const float* bias, const float* dy, float* partial, int rows, int channels,
-                              int per_block)) {
+template <class T>
+DEVICE void sums_of_chunk(const T* x, const float* mean, const float* inverse, const float* weight, const float* bias,
+                          const T* dy, float* partial, int rows, int channels, int per_block) {
     SHARED(double, scratch, THREADS);
     int channel = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
     bool inside = channel < channels;
@@ -164,8 +201,8 @@ KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* in
             for (int i = 0; i < ROWS_TOGETHER; i++) {
                 bool there = row + i * LANES < end;
                 u64 at = (there ? row + i * LANES : row) * channels + channel;
-                here[i] = x[at];
-                slope[i] = there ? dy[at] : 0.0f;
+                here[i] = wide(x[at]);
+                slope[i] = there ? wide(dy[at]) : 0.0f;
             }
             UNROLL(ROWS_TOGETHER)
             for (int i = 0; i < ROWS_TOGETHER; i++) {
@@ -183,14 +220,26 @@ KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* in
     }
 }
 
+KERNEL(normalise_batch_sums, (const float* x, const float* mean, const float* inverse, const float* weight,
+                              const float* bias, const float* dy, float* partial, int rows, int channels,
+                              int per_block)) {
+    sums_of_chunk(x, mean, inverse, weight, bias, dy, partial, rows, channels, per_block);
+}
+
+KERNEL(normalise_batch_sums_of_bf16, (const bf16* x, const float* mean, const float* inverse, const float* weight,
+                                      const float* bias, const bf16* dy, float* partial, int rows, int channels,
+                                      int per_block)) {
+    sums_of_chunk(x, mean, inverse, weight, bias, dy, partial, rows, channels, per_block);
+}
+
 // The way back to h. `sums` (chunks, 2, C) are those of normalise_batch_sums; with `of_batch` the statistics were those of
 // the rows. Gradients of the normalisation's weight and bias, `d_norm` (2, C), are whole; those of the convolution's, (chunks
 // of frames, C taps) and (chunks of frames, C), are of each chunk; either may be left out.
-KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const float* x, const float* mean,
-                                    const float* inverse, const float* norm_weight, const float* norm_bias,
-                                    const float* dy, const float* sums, const float* weight, float* d_norm,
-                                    float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch, int time,
-                                    int channels, int taps, int chunks, int of_batch)) {
+template <class T>
+DEVICE void go_back(const T* h, const u32* lengths, const T* x, const float* mean, const float* inverse,
+                    const float* norm_weight, const float* norm_bias, const T* dy, const float* sums, const float* weight,
+                    float* d_norm, float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch, int time,
+                    int channels, int taps, int chunks, int of_batch) {
     SHARED(float, values, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(float, slopes, (FRAMES + MOST_TAPS - 1) * 32);
     SHARED(double, scratch, THREADS);
@@ -215,7 +264,7 @@ KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const fl
     auto slope = [=](int t) {
         bool there = t >= 0 && t < time;
         u64 place = (at.row + (there ? t : 0)) * channels + channel;
-        float here = x[place], dz = dy[place] * silu_slope(here * by.factor + by.offset);
+        float here = wide(x[place]), dz = wide(dy[place]) * silu_slope(here * by.factor + by.offset);
         return there ? by.factor * (dz - level - (here - centre) * tilt) : 0.0f;
     };
     bool kept = taps <= MOST_TAPS;
@@ -239,9 +288,9 @@ KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const fl
             float d = 0;
             for (int tap = 0; tap < taps; tap++)
                 d = fmaf(weight[channel * taps + tap], slope_at(frame + 2 * half - tap), d);
-            float s = sigmoid(h[place + channels]);
+            float s = sigmoid(wide(h[place + channels]));
             d_value = d * s;
-            d_gate = d * h[place] * s * (1.0f - s);
+            d_gate = d * wide(h[place]) * s * (1.0f - s);
         }
         put(out, out_bf16, place, d_value);
         put(out, out_bf16, place + channels, d_gate);
@@ -256,4 +305,22 @@ KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const fl
         for (int frame = 0; frame < frames; frame++) d += slope_at(frame + half);
         d_bias[(u64)blockIdx.y * channels + channel] = d;
     }
+}
+
+KERNEL(gated_convolution_backward, (const float* h, const u32* lengths, const float* x, const float* mean,
+                                    const float* inverse, const float* norm_weight, const float* norm_bias,
+                                    const float* dy, const float* sums, const float* weight, float* d_norm,
+                                    float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch, int time,
+                                    int channels, int taps, int chunks, int of_batch)) {
+    go_back(h, lengths, x, mean, inverse, norm_weight, norm_bias, dy, sums, weight, d_norm, d_weight, d_bias, out,
+            out_bf16, batch, time, channels, taps, chunks, of_batch);
+}
+
+KERNEL(gated_convolution_backward_of_bf16, (const bf16* h, const u32* lengths, const bf16* x, const float* mean,
+                                            const float* inverse, const float* norm_weight, const float* norm_bias,
+                                            const bf16* dy, const float* sums, const float* weight, float* d_norm,
+                                            float* d_weight, float* d_bias, float* out, bf16* out_bf16, int batch,
+                                            int time, int channels, int taps, int chunks, int of_batch)) {
+    go_back(h, lengths, x, mean, inverse, norm_weight, norm_bias, dy, sums, weight, d_norm, d_weight, d_bias, out,
+            out_bf16, batch, time, channels, taps, chunks, of_batch);
 }

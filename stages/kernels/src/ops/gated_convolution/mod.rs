@@ -106,6 +106,9 @@ pub struct BackwardOutput {
 
 /// From values and gates `doubled` (B, T, 2 C) to (B T, C), of type `dtype`, which on a device is f32 or bf16. Gated values at
 /// or past a length are 0. Statistics of several parts are not computed within a kernel: these are several then.
+///
+/// On a device `doubled` may be in bf16. The convolution's result is rounded to bf16 then, and statistics are those of the rounded
+/// numbers.
 pub fn forward(
     dtype: DType,
     doubled: &Tensor,
@@ -117,6 +120,7 @@ pub fn forward(
         let of_batch = matches!(statistics, Statistics::Own);
         on_gpu!(doubled, cuda::forward(dtype, doubled, lengths, by, of_batch));
     }
+    let doubled = &wide(doubled)?;
     let (batch, time, double) = doubled.dims3()?;
     let gated = glu(doubled, lengths)?;
     let convolved = depthwise(&gated, by.weight, by.bias)?.reshape((batch * time, double / 2))?;
@@ -145,6 +149,14 @@ pub fn forward(
     Ok(Output { y, saved, moved })
 }
 
+/// Kernels that are composed take no bf16.
+fn wide(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::BF16 => Ok(x.to_dtype(DType::F32)?),
+        _ => Ok(x.clone()),
+    }
+}
+
 fn normaliser<'a>(by: &Weights<'a>, mean: &'a Tensor, inverse: &'a Tensor) -> Normaliser<'a> {
     Normaliser {
         mean,
@@ -155,7 +167,7 @@ fn normaliser<'a>(by: &Weights<'a>, mean: &'a Tensor, inverse: &'a Tensor) -> No
 }
 
 /// Gradients of [`forward`], given that of its result, `dy` (B T, C). The gradient of its input is of type `dtype`, which on a
-/// device is f32 or bf16. `gather` gives the [sums](batch_norm::Statistics::Joined) of all parts, where the statistics were
+/// device is f32 or bf16; `dy` is of the type that `doubled` was of. `gather` gives the [sums](batch_norm::Statistics::Joined) of all parts, where the statistics were
 /// theirs; otherwise it is not called.
 pub fn backward(
     dtype: DType,
@@ -177,7 +189,8 @@ pub fn backward(
         return Err(Error::Input("a convolution was computed on another device".into()));
     };
     let normaliser = normaliser(&by, &saved.mean, &saved.inverse);
-    let (d_convolved, norm_weight, norm_bias) = normalise_silu_backward(&saved.convolved, &normaliser, dy, statistics)?;
+    let (d_convolved, norm_weight, norm_bias) =
+        normalise_silu_backward(&saved.convolved, &normaliser, &wide(dy)?, statistics)?;
     let bias = by.bias.filter(|_| wanted.bias);
     let bias = bias.map(|_| column_sum(&d_convolved)).transpose()?;
     let d_convolved = d_convolved.reshape(gated.shape())?;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::device::launch::Argument::{Int, Read, ReadIf, Write};
-use crate::device::launch::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments};
+use crate::device::launch::{Grid, alike, fresh, fresh_in, in_either, launch, mask_arguments, of_either};
 use crate::error::Result;
 use crate::noise::DropMask;
 use crate::ops::layer_norm::{LayerNormGradients, NormInput, TwoNorms};
@@ -44,8 +44,9 @@ pub fn add_and_norm(
     );
     let inputs = [&x, &y, weight, bias].map(Read);
     let rest = [&[Write(&statistics), Int(d)][..], &mask_arguments(mask, factor)].concat();
+    let name = of_either(&y, ["add_and_norm", "add_and_norm_of_bf16"]);
     launch(
-        "add_and_norm",
+        name,
         Grid::rows(rows),
         &[&inputs[..], &[Write(&sum)], &in_either(&out), &rest].concat(),
     )?;
@@ -73,8 +74,9 @@ pub fn add_and_norm_twice(
     let inputs = [&x, &y, weight, bias, next_weight, next_bias].map(Read);
     let results = [Write(&sum), Write(&out)];
     let rest = [Write(&statistics[0]), Write(&statistics[1]), Int(d)];
+    let name = of_either(&y, ["add_and_norm_twice", "add_and_norm_twice_of_bf16"]);
     launch(
-        "add_and_norm_twice",
+        name,
         Grid::rows(rows),
         &[
             &inputs[..],
@@ -131,8 +133,9 @@ pub fn layer_norm_backward_twice(
         Write(&partial[0]),
         Write(&partial[1]),
     ];
+    let names = ["layer_norm_backward_twice", "layer_norm_backward_twice_of_bf16"];
     launch(
-        "layer_norm_backward_twice",
+        of_either(&dy, names),
         Grid::rows(blocks),
         &[
             &of_next.each_ref().map(Read)[..],
@@ -173,8 +176,9 @@ pub fn layer_norm_backward(
     let [wide, narrow] = in_either(dropped.as_ref());
     let results = [ReadIf(residual.as_ref()), Write(&out), wide, narrow, Write(&partial)];
     let sizes = [rows, d, chunk].map(Int);
+    let name = of_either(&dy, ["layer_norm_backward", "layer_norm_backward_of_bf16"]);
     launch(
-        "layer_norm_backward",
+        name,
         Grid::rows(blocks),
         &[&tensors[..], &results, &sizes, &mask_arguments(mask, factor)].concat(),
     )?;

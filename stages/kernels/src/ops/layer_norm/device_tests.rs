@@ -1,10 +1,11 @@
 //! Against the kernels for the CPU, in the emulator or on a device.
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 
+use crate::error::Result;
 use crate::noise::{DropMask, Noise};
 use crate::ops::layer_norm;
-use crate::testing::on_device::{BOUND, random, same};
+use crate::testing::on_device::{BOUND, exact, narrow, random, same};
 
 #[test]
 fn layer_norms() {
@@ -80,5 +81,48 @@ fn layer_norms() {
                 Ok(vec![dx, sums.narrow(0, 0, d)?, sums.narrow(0, d, d)?, dropped])
             });
         }
+    }
+}
+
+/// What a product gave in bf16, a branch or a gradient: as the same numbers in f32.
+#[test]
+fn layer_norms_of_bf16() {
+    let mut noise = Noise::new(4);
+    for (rows, d) in [(3, 5), (300, 37), (2, 1100)] {
+        let (x, residual) = (random(&[rows, d], &mut noise), random(&[rows, d], &mut noise));
+        let (y, dy) = (exact(&[rows, d], &mut noise), exact(&[rows, d], &mut noise));
+        let (weight, offset) = (random(&[d], &mut noise), random(&[d], &mut noise));
+        let drop = (0.5, DropMask::draw(0.3, &mut noise));
+        same(
+            "layer norm of a sum, and back",
+            10.0 * BOUND,
+            |on| -> Result<Vec<Tensor>> {
+                let (weight, offset) = (on(&weight), on(&offset));
+                let (y, dy, residual) = (narrow(&on(&y)), narrow(&on(&dy)), on(&residual));
+                let (sum, out, statistics) = layer_norm::add_and_norm(DType::F32, &on(&x), &y, drop, &weight, &offset)?;
+                let ((dx, sums), dropped) = layer_norm::layer_norm_backward_dropped(
+                    DType::F32,
+                    &sum,
+                    &statistics,
+                    &weight,
+                    &dy,
+                    Some(&residual),
+                    drop,
+                )?;
+                let by = [(&weight, &offset), (&offset, &weight)];
+                let found = layer_norm::add_and_norm_twice(DType::F32, &on(&x), &y, drop, by)?;
+                let norm = |x, at: usize, weight| layer_norm::NormInput {
+                    x,
+                    statistics: &found.statistics[at],
+                    weight,
+                };
+                let (first, second) = (norm(&found.sum, 0, &weight), norm(&found.out, 1, &offset));
+                let ([of_second, of_first], d_both, both_dropped) =
+                    layer_norm::layer_norm_backward_twice(DType::F32, second, (&dy, &residual), first, drop)?;
+                let sums = [sums.total()?, of_second.total()?, of_first.total()?];
+                let rest = [out, dx, dropped, found.next.clone(), d_both, both_dropped, sum];
+                Ok([&rest[..], &sums].concat())
+            },
+        );
     }
 }

@@ -21,7 +21,7 @@ pub const MOST_HEAD: usize = 128;
 /// is the same on all devices.
 const SUMS_OF_POSITIONS: usize = 4 << 20;
 
-/// Queries, keys and values, (B T, H k) each in f32.
+/// Queries, keys and values, (B T, H k) each in f32; or in bf16, where all other factors of products are.
 #[derive(Clone, Debug)]
 pub enum Projections {
     /// (B T, 3 H k): those of a row behind each other.
@@ -54,7 +54,7 @@ pub struct Attention<'a> {
 /// Parameters' part in the scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Positions<'a> {
-    /// Projected positions, (2 reach + 1, H k).
+    /// Projected positions, (2 reach + 1, H k), of the type of queries, keys and values.
     pub projected: &'a Tensor,
     /// Biases u and v of queries, (H, k) each.
     pub biases: (&'a Tensor, &'a Tensor),
@@ -174,13 +174,20 @@ impl<'a> Problem<'a> {
     }
 }
 
-fn name(backward: bool, factors: DType) -> Result<&'static str> {
-    match (backward, factors) {
-        (false, DType::F32) => Ok("relative_attention_f32"),
-        (false, DType::BF16) => Ok("relative_attention_bf16"),
-        (true, DType::F32) => Ok("relative_attention_backward_f32"),
-        (true, DType::BF16) => Ok("relative_attention_backward_bf16"),
-        (_, other) => Err(Error::Input(format!("attention in {} on a device", other.as_str()))),
+/// The kernel for factors of a type, of numbers that are of another one.
+fn name(backward: bool, factors: DType, of: DType) -> Result<&'static str> {
+    match (backward, factors, of) {
+        (false, DType::F32, DType::F32) => Ok("relative_attention_f32"),
+        (false, DType::BF16, DType::F32) => Ok("relative_attention_bf16"),
+        (false, DType::BF16, DType::BF16) => Ok("relative_attention_bf16_of_bf16"),
+        (true, DType::F32, DType::F32) => Ok("relative_attention_backward_f32"),
+        (true, DType::BF16, DType::F32) => Ok("relative_attention_backward_bf16"),
+        (true, DType::BF16, DType::BF16) => Ok("relative_attention_backward_bf16_of_bf16"),
+        _ => Err(Error::Input(format!(
+            "attention in {} of tensors in {} on a device",
+            factors.as_str(),
+            of.as_str()
+        ))),
     }
 }
 
@@ -203,7 +210,7 @@ pub fn forward(
     let tables = [Read(&lengths), Longs(&problem.keys)];
     let tiles = attention.time.div_ceil(tile(attention.factors, false));
     launch(
-        name(false, attention.factors)?,
+        name(false, attention.factors, problem.like.dtype())?,
         Grid::of(tiles * attention.heads, problem.batch),
         &[
             &problem.inputs[..],
@@ -218,8 +225,8 @@ pub fn forward(
     Ok((out, logs))
 }
 
-/// The gradients, given `context` and `logs` as [`forward`] gave them and the gradient of the context, (B T, H k) in f32.
-/// That of the projections is of type `dtype`.
+/// The gradients, given `context` and `logs` as [`forward`] gave them and the gradient of the context, (B T, H k) of the type of the
+/// projections. That of the projections is of type `dtype`.
 ///
 /// # Errors
 /// As there.
@@ -275,7 +282,7 @@ pub(crate) fn backward_of(
         Read(&d_context),
     ];
     launch(
-        name(true, attention.factors)?,
+        name(true, attention.factors, problem.like.dtype())?,
         Grid::of((2 * tiles + span.div_ceil(size)) * attention.heads, batch),
         &[
             &problem.inputs[..],

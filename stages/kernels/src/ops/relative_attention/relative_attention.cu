@@ -6,6 +6,7 @@
 // when a larger score comes (online softmax); backward, weights come from the logarithm of each query's sum. All results
 // are sums of one block in a fixed order.
 //
+// Queries, keys, values, positions and the gradient of the context are read as S, which is bf16 where products gave them so.
 // Factors are rounded to T, bf16 or float, and added up in float. A product in bf16 is done by the tensor cores
 // (mma.m16n8k16, from compute capability 8.0 on); the emulator computes the same elements in the same threads.
 
@@ -18,9 +19,6 @@ struct Row {
     // Elements from row to row of a tile in shared memory: rows begin in different banks.
     enum { STEP = sizeof(T) == 2 ? HEAD + 8 : HEAD + 1, PAD = sizeof(T) == 2 ? 8 : 1 };
 };
-
-DEVICE void narrow(float& place, float value) { place = value; }
-DEVICE void narrow(bf16& place, float value) { place = rounded(value); }
 
 // A matrix in shared memory, (rows, depth) row-major.
 template <class T>
@@ -130,10 +128,11 @@ struct Sum {
     }
 };
 
+template <class S>
 struct Problem {
     // (B T, H k) each, of rows of `step` elements.
-    const float *query, *key, *value;
-    const float* positions;
+    const S *query, *key, *value;
+    const S* positions;
     const float *bias_u, *bias_v;
     const u32* lengths;
     int step, batch, time, heads, k, band, reach;
@@ -184,30 +183,69 @@ DEVICE void narrow_pair(float* place, float left, float right) {
 }
 DEVICE void narrow_pair(bf16* place, float left, float right) { *(u32*)place = rounded_pair(left, right); }
 
+// Four neighbours as they are in memory.
+template <class S>
+struct Quad;
+
+template <>
+struct Quad<float> {
+    float four[4];
+
+    DEVICE_MEMBER void read(const float* from) { read_four(from, four); }
+    DEVICE_MEMBER void put(int i, float value) { four[i] = value; }
+    DEVICE_MEMBER float value(int i) const { return four[i]; }
+};
+
+template <>
+struct Quad<bf16> {
+    u32 pairs[2];
+
+    DEVICE_MEMBER void read(const bf16* from) {
+#ifdef __CUDACC__
+        uint2 both = *(const uint2*)from;
+        pairs[0] = both.x;
+        pairs[1] = both.y;
+#else
+        for (int i = 0; i < 2; i++) pairs[i] = (u32)from[2 * i] | (u32)from[2 * i + 1] << 16;
+#endif
+    }
+    // In the order of `i`.
+    DEVICE_MEMBER void put(int i, bf16 value) { pairs[i / 2] = i % 2 ? pairs[i / 2] | (u32)value << 16 : value; }
+    DEVICE_MEMBER float value(int i) const {
+        return float_of(i % 2 ? pairs[i / 2] & 0xffff0000u : pairs[i / 2] << 16);
+    }
+};
+
+// Writes four neighbours of a tile as they are, or zeros.
+DEVICE void put_as_read(bf16* place, const Quad<bf16>& quad, bool there) {
+    *(u32*)place = there ? quad.pairs[0] : 0u;
+    *(u32*)(place + 2) = there ? quad.pairs[1] : 0u;
+}
+
 // Rows `first` to `first + HEIGHT` of a matrix, each the columns of one head. A thread has four neighbours of some rows: all of
 // them are asked for by `fetch`, and waited for by `put`.
-template <int HEIGHT>
+template <int HEIGHT, class S>
 struct Rows {
     enum { QUADS = HEAD / 4, APART = THREADS / QUADS, PARTS = HEIGHT / APART };
-    float values[PARTS][4];
+    Quad<S> values[PARTS];
 
     // Rows outside of 0 to `end` are not read, nor are columns from k on.
-    DEVICE_MEMBER void fetch(const float* from, u64 step, int first, int end, int k) {
+    DEVICE_MEMBER void fetch(const S* from, u64 step, int first, int end, int k) {
         int column = threadIdx.x % QUADS * 4, row0 = first + (int)threadIdx.x / QUADS;
-        // There is a row 0, and a whole one begins at a multiple of 16 bytes.
-        if (column + 4 <= k && (step % 4 | (u64)from % 16) == 0) {
+        // There is a row 0, and a whole one begins at a multiple of four numbers.
+        if (column + 4 <= k && (step % 4 | (u64)from % (4 * sizeof(S))) == 0) {
             UNROLL(PARTS)
             for (int part = 0; part < PARTS; part++) {
                 int row = row0 + part * APART;
-                read_four(from + (u64)(row >= 0 && row < end ? row : 0) * step + column, values[part]);
+                values[part].read(from + (u64)(row >= 0 && row < end ? row : 0) * step + column);
             }
             return;
         }
         UNROLL(PARTS)
         for (int part = 0; part < PARTS; part++) {
             int row = row0 + part * APART;
-            const float* place = from + (u64)(row >= 0 && row < end ? row : 0) * step + column;
-            for (int i = 0; i < 4; i++) values[part][i] = column + i < k ? place[i] : 0.0f;
+            const S* place = from + (u64)(row >= 0 && row < end ? row : 0) * step + column;
+            for (int i = 0; i < 4; i++) values[part].put(i, column + i < k ? place[i] : (S)0);
         }
     }
 
@@ -223,23 +261,29 @@ struct Rows {
         for (int part = 0; part < PARTS; part++) {
             int row = part * APART + row0;
             bool there = first + row >= 0 && first + row < end;
-            const float* v = values[part];
+            const Quad<S>& v = values[part];
             T* place = tile + row * Row<T>::STEP + column;
-            narrow_pair(place, there ? v[0] + added[0] : 0.0f, there ? v[1] + added[1] : 0.0f);
-            narrow_pair(place + 2, there ? v[2] + added[2] : 0.0f, there ? v[3] + added[3] : 0.0f);
+            if constexpr (sizeof(S) == 2 && sizeof(T) == 2) {
+                if (!bias) {
+                    put_as_read(place, v, there);
+                    continue;
+                }
+            }
+            narrow_pair(place, there ? v.value(0) + added[0] : 0.0f, there ? v.value(1) + added[1] : 0.0f);
+            narrow_pair(place + 2, there ? v.value(2) + added[2] : 0.0f, there ? v.value(3) + added[3] : 0.0f);
         }
     }
 };
 
-template <int HEIGHT, class T>
-DEVICE void load(T* tile, const float* from, u64 step, int first, int end, int k, int depth, const float* bias) {
-    Rows<HEIGHT> rows;
+template <int HEIGHT, class T, class S>
+DEVICE void load(T* tile, const S* from, u64 step, int first, int end, int k, int depth, const float* bias) {
+    Rows<HEIGHT, S> rows;
     rows.fetch(from, step, first, end, k);
     rows.put(tile, first, end, k, depth, bias);
 }
 
-template <class T, int TILE>
-DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
+template <class T, int TILE, class S>
+DEVICE void attend(const Problem<S>& of, float* out, bf16* out_bf16, float* logs) {
     enum { STEP = Row<T>::STEP, SPAN = 2 * TILE + 1, WEIGHTS = TILE + Row<T>::PAD, PARTS = THREADS / TILE };
     SHARED(u32, query_u_words, TILE * STEP * sizeof(T) / 4);
     SHARED(u32, query_v_words, TILE * STEP * sizeof(T) / 4);
@@ -258,7 +302,7 @@ DEVICE void attend(const Problem& of, float* out, bf16* out_bf16, float* logs) {
     int length = of.length(b), k = of.k, depth = of.depth();
     u64 start = (u64)b * of.time;
     int column0 = head * k;
-    const float* queries = of.query + start * of.step + column0;
+    const S* queries = of.query + start * of.step + column0;
     load<TILE>(query_u, queries, of.step, i0, of.time, k, depth, of.bias_u + column0);
     load<TILE>(query_v, queries, of.step, i0, of.time, k, depth, of.bias_v + column0);
     if (threadIdx.x < TILE) {
@@ -344,9 +388,9 @@ struct Results {
     int together;
 };
 
-template <class T, int TILE>
-DEVICE void attend_backward(const Problem& of, const float* context, const bf16* context_bf16, const float* logs,
-                            const float* d_context, const Results& to) {
+template <class T, int TILE, class S>
+DEVICE void attend_backward(const Problem<S>& of, const float* context, const bf16* context_bf16, const float* logs,
+                            const S* d_context, const Results& to) {
     static_assert(TILE * TILE == THREADS, "a thread has one score");
     enum { STEP = Row<T>::STEP, SPAN = 2 * TILE + 1, WEIGHTS = TILE + Row<T>::PAD, SHIFTED = 2 * TILE + Row<T>::PAD };
     SHARED(u32, words0, TILE * STEP * sizeof(T) / 4);
@@ -376,7 +420,8 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     // What is of a sequence.
     int length;
     u64 start;
-    const float *queries, *keys, *values, *d_rows, *logs_here;
+    const S *queries, *keys, *values, *d_rows;
+    const float* logs_here;
     auto go_to = [&](int sequence) {
         b = sequence;
         length = of.length(b);
@@ -392,7 +437,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
     auto load_queries = [&](T* tile, int first, const float* bias) {
         load<TILE>(tile, queries, of.step, first, of.time, k, depth, bias + column0);
     };
-    const float* positions = of.positions + column0;
+    const S* positions = of.positions + column0;
     int span = 2 * of.reach + 1;
     auto load_slopes = [&](T* tile, int first) { load<TILE>(tile, d_rows, width, first, of.time, k, depth, nullptr); };
     // Logarithm of the sum of the weights of this thread's query of a tile.
@@ -407,7 +452,7 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         for (int part = 0; part < PARTS; part++) {
             int column = part * TILE + j;
             u64 at = there && column < k ? (u64)(first + i) * width + column : 0, place = start * width + column0 + at;
-            slopes_of[part] = d_rows[at];
+            slopes_of[part] = wide(d_rows[at]);
             context_of[part] = context_bf16 ? wide(context_bf16[place]) : context[place];
         }
         float sum = 0;
@@ -447,8 +492,8 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         int end = i0 < length ? of.seen_to(i0 + TILE - 1 < length ? i0 + TILE - 1 : length - 1, length) : 0;
         for (int j0 = of.seen_from(i0) / TILE * TILE; j0 < end; j0 += TILE) {
             int distance = j0 - i0 - TILE + 1 + of.reach;
-            Rows<2 * TILE> near_rows;
-            Rows<TILE> key_rows, value_rows;
+            Rows<2 * TILE, S> near_rows;
+            Rows<TILE, S> key_rows, value_rows;
             auto fetch_keys_and_values = [&]() {
                 key_rows.fetch(keys, of.step, j0, of.time, k);
                 value_rows.fetch(values, of.step, j0, of.time, k);
@@ -525,8 +570,8 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         int end = j0 < length ? of.seen_to(j0 + TILE - 1 < length ? j0 + TILE - 1 : length - 1, length) : 0;
         for (int i0 = of.seen_from(j0) / TILE * TILE; i0 < end; i0 += TILE) {
             int distance = j0 - i0 - TILE + 1 + of.reach;
-            Rows<TILE> query_rows, slope_rows;
-            Rows<2 * TILE> near_rows;
+            Rows<TILE, S> query_rows, slope_rows;
+            Rows<2 * TILE, S> near_rows;
             query_rows.fetch(queries, of.step, i0, of.time, k);
             near_rows.fetch(positions, width, distance, span, k);
             if (ONCE) slope_rows.fetch(d_rows, width, i0, of.time, k);
@@ -589,8 +634,8 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
         int from = of.reach - r0 - TILE + 1, end = length + of.reach - r0 < length ? length + of.reach - r0 : length;
         for (int i0 = from > 0 ? from / TILE * TILE : 0; i0 < end; i0 += TILE) {
             int j0 = i0 + r0 - of.reach;
-            Rows<TILE> query_rows, slope_rows;
-            Rows<2 * TILE> key_rows, value_rows;
+            Rows<TILE, S> query_rows, slope_rows;
+            Rows<2 * TILE, S> key_rows, value_rows;
             auto fetch_others = [&]() {
                 slope_rows.fetch(d_rows, width, i0, of.time, k);
                 value_rows.fetch(values, of.step, j0, of.time, k);
@@ -637,12 +682,13 @@ DEVICE void attend_backward(const Problem& of, const float* context, const bf16*
 }
 
 // Without `key` all three projections are behind each other in the rows of `query`.
-DEVICE Problem problem_of(const float* query, const float* key, const float* value, const float* positions,
+template <class S>
+DEVICE Problem<S> problem_of(const S* query, const S* key, const S* value, const S* positions,
                           const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks, int batch,
                           int time, int heads, int k, int band, int reach, int block, float scale, float factor, u64 mask,
                           u64 threshold) {
     int d = heads * k;
-    Problem of = {query,     key ? key : query + d, key ? value : query + 2 * d, positions, bias_u, bias_v, lengths,
+    Problem<S> of = {query,     key ? key : query + d, key ? value : query + 2 * d, positions, bias_u, bias_v, lengths,
                   key ? d : 3 * d, batch, time, heads, k, band, reach, scale, factor, mask, threshold, masks, block};
     return of;
 }
@@ -656,7 +702,7 @@ KERNEL(relative_attention_f32, (const float* query, const float* key, const floa
                                 const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
                                 float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
                                 int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = PROBLEM;
+    auto of = PROBLEM;
     attend<float, 16>(of, out, out_bf16, logs);
 }
 
@@ -664,7 +710,15 @@ KERNEL(relative_attention_bf16, (const float* query, const float* key, const flo
                                  const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
                                  float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
                                  int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = PROBLEM;
+    auto of = PROBLEM;
+    attend<bf16, 32>(of, out, out_bf16, logs);
+}
+
+KERNEL(relative_attention_bf16_of_bf16, (const bf16* query, const bf16* key, const bf16* value, const bf16* positions,
+                                 const float* bias_u, const float* bias_v, const u32* lengths, const u64* masks,
+                                 float* out, bf16* out_bf16, float* logs, int batch, int time, int heads, int k, int band,
+                                 int reach, int block, float scale, float factor, u64 mask, u64 threshold)) {
+    auto of = PROBLEM;
     attend<bf16, 32>(of, out, out_bf16, logs);
 }
 
@@ -675,7 +729,7 @@ KERNEL(relative_attention_backward_f32, (const float* query, const float* key, c
                                          float* d_projections, bf16* d_projections_bf16, float* d_biases,
                                          float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
                                          int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = PROBLEM;
+    auto of = PROBLEM;
     Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
     attend_backward<float, 16>(of, context, context_bf16, logs, d_context, to);
 }
@@ -687,7 +741,24 @@ KERNEL(relative_attention_backward_bf16, (const float* query, const float* key, 
                                           float* d_projections, bf16* d_projections_bf16, float* d_biases,
                                           float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
                                           int block, float scale, float factor, u64 mask, u64 threshold)) {
-    Problem of = PROBLEM;
+    auto of = PROBLEM;
+    Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
+    attend_backward<bf16, 16>(of, context, context_bf16, logs, d_context, to);
+}
+
+// Of the kernel behind this, two blocks are to run on a multiprocessor at once: 128 registers a thread.
+#ifdef __CUDACC__
+#undef KERNEL
+#define KERNEL(name, parameters) extern "C" __global__ void __launch_bounds__(THREADS, 2) name parameters
+#endif
+KERNEL(relative_attention_backward_bf16_of_bf16, (const bf16* query, const bf16* key, const bf16* value,
+                                          const bf16* positions, const float* bias_u, const float* bias_v,
+                                          const u32* lengths, const u64* masks, const float* context,
+                                          const bf16* context_bf16, const float* logs, const bf16* d_context,
+                                          float* d_projections, bf16* d_projections_bf16, float* d_biases,
+                                          float* d_positions, int together, int batch, int time, int heads, int k, int band, int reach,
+                                          int block, float scale, float factor, u64 mask, u64 threshold)) {
+    auto of = PROBLEM;
     Results to = {d_projections, d_projections_bf16, d_biases, d_positions, together};
     attend_backward<bf16, 16>(of, context, context_bf16, logs, d_context, to);
 }

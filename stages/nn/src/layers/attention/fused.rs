@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use flow_kernels::attention::Context;
 use flow_kernels::elementwise::add_in_place;
 use flow_kernels::noise::DropMask;
-use flow_kernels::product::{add_product_in, product_in};
+use flow_kernels::product::{add_product_in, product_in, product_rounded_in};
 use flow_kernels::relative_attention::{self, Positions, Projections};
 
 use super::{Attention, Saved, Way, queries_together, query_blocks};
@@ -27,15 +27,17 @@ impl Attention {
         frames: &Frames,
         mode: &mut Mode,
     ) -> Result<(Tensor, Saved)> {
+        let rounded = self.rounds(x);
         let projections = match self.stacked_weights(parameters) {
+            Some(weights) if rounded => Projections::Together(product_rounded_in(weights.dtype(), x, &weights.t()?)?),
             Some(weights) => Projections::Together(product_in(weights.dtype(), x, &weights.t()?)?),
             None => Projections::Apart([
-                self.query.forward(parameters, x)?,
-                self.key.forward(parameters, x)?,
-                self.value.forward(parameters, x)?,
+                self.query.forward_rounded(parameters, x, rounded)?,
+                self.key.forward_rounded(parameters, x, rounded)?,
+                self.value.forward_rounded(parameters, x, rounded)?,
             ]),
         };
-        let projected = self.position.forward(parameters, &positions)?;
+        let projected = self.position.forward_rounded(parameters, &positions, rounded)?;
         let masks: Vec<_> = query_blocks(frames.context, frames.time)
             .iter()
             .map(|_| dropout::draw(self.dropout, mode))
@@ -47,7 +49,7 @@ impl Attention {
             self.positions(parameters, &projected),
             &self.fused(frames, &masks, factors),
         )?;
-        let y = self.output.forward(parameters, &context)?;
+        let y = self.output.forward_rounded(parameters, &context, rounded)?;
         let saved = Saved {
             x: x.clone(),
             positions,
@@ -60,6 +62,12 @@ impl Attention {
             context,
         };
         Ok((y, saved))
+    }
+
+    /// Whether what is between the products is in bf16: all layers have to round, as the kernel reads one type.
+    pub fn rounds(&self, like: &Tensor) -> bool {
+        let all = [&self.query, &self.key, &self.value, &self.output, &self.position];
+        all.iter().all(|linear| linear.rounds(like))
     }
 
     /// The weights of query, key and value below each other, where they lie so and there is nothing to add to the product.
@@ -136,6 +144,7 @@ impl Attention {
             }
             return Ok(dx);
         };
+        let rounded = self.rounds(&d);
         let ids = self.projection_ids();
         let stored = weights.dtype();
         if ids.iter().any(|&id| gradients.wants(id)) {
@@ -147,6 +156,9 @@ impl Attention {
                 }
             }
         }
-        Ok(product_in(stored, &d, weights)?)
+        match rounded {
+            true => Ok(product_rounded_in(stored, &d, weights)?),
+            false => Ok(product_in(stored, &d, weights)?),
+        }
     }
 }

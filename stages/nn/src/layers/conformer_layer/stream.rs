@@ -117,7 +117,7 @@ impl ConformerLayer {
     pub fn before_attention(&self, parameters: &Parameters, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let n = self.norm_feed_forward1.forward(parameters, x)?.0;
         let y = self.feed_forward1.forward(parameters, &n, &mut Mode::Evaluate)?.0;
-        let x = residual(x, &y, HALF, None)?;
+        let x = residual(x, &y.to_dtype(x.dtype())?, HALF, None)?;
         let n = self.norm_self_att.forward(parameters, &x)?.0;
         Ok((x, n))
     }
@@ -126,7 +126,7 @@ impl ConformerLayer {
     pub fn after_convolution(&self, parameters: &Parameters, x: &Tensor) -> Result<Tensor> {
         let n = self.norm_feed_forward2.forward(parameters, x)?.0;
         let y = self.feed_forward2.forward(parameters, &n, &mut Mode::Evaluate)?.0;
-        let x = residual(x, &y, HALF, None)?;
+        let x = residual(x, &y.to_dtype(x.dtype())?, HALF, None)?;
         let y = self.norm_out.forward(parameters, &x)?.0;
         let mut adapters = self.adapters.iter();
         adapters.try_fold(y, |y, adapter| Ok(adapter.forward(parameters, &y, None)?.0))
