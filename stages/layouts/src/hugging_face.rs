@@ -18,4 +18,4 @@ pub use arrow_files::{detect_arrow, open_arrow};
 pub use hub::{Others, open_dataset};
 pub use listing::{chosen_files, first_listed, listed};
 pub use parquet_files::{detect_parquet, has_recordings, open_named, open_parquet, open_parquet_files};
-pub use selected::{Kind, Selected, selected_at};
+pub use selected::{Kind, Selected, data_set_above, readme_of_config, selected_at};

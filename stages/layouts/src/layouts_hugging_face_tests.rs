@@ -273,6 +273,10 @@ fn configurations_of_a_readme_are_read_of_every_layout() {
         let message = failure(of(config, split));
         assert!(message.contains(said), "{message}");
     }
+    // `flow check` does not miss a configuration.
+    let sources = |config: &str| <Read as flow_kind::Kind>::sources(&flow_kind::WithShared::from(of(config, "")));
+    assert_eq!(sources("tables")[0].1, folder.path().join("README.md"));
+    assert_eq!(sources("line")[0].1, folder.path().join("line"));
     // A split that was not downloaded is left out; a pattern of one that was is not.
     fs::remove_file(folder.path().join("lists/test.jsonl")).unwrap();
     assert_eq!(column(&run(of("", "all")), "text"), ["one", "two"]);

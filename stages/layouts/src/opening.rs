@@ -63,7 +63,8 @@ pub fn open(
     let files = match existing(storage, &settings.manifest, "the manifest") {
         Err(error) => {
             let path = Path::new(&settings.manifest);
-            let may_be_config = is_auto && tree::folder_above(path).is_some_and(|above| has_readme(storage, above));
+            let may_be_config =
+                is_auto && hugging_face::data_set_above(path).is_some_and(|above| has_readme(storage, above));
             let Some((root, selected)) = may_be_config.then(|| selected(path)).transpose()?.flatten() else {
                 return Err(error);
             };

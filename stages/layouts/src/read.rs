@@ -14,6 +14,7 @@ use flow_kind::{
     ReadOnce, Shape, Source, SourcePartition, StageError, WithShared,
 };
 
+use crate::hugging_face::readme_of_config;
 use crate::opening::{dataset, open};
 
 pub struct Read;
@@ -75,7 +76,8 @@ impl Kind for Read {
                 let files = expand(pattern).unwrap_or_default();
                 files
                     .into_iter()
-                    .map(move |file| (name, named_or_above(PathBuf::from(file))))
+                    .map(PathBuf::from)
+                    .map(move |file| (name, readme_of_config(&file).unwrap_or(file)))
             })
             .collect()
     }
@@ -98,16 +100,6 @@ impl Kind for Read {
             return serde_json::json!({"from": "input"});
         }
         serde_json::to_value(settings).unwrap_or(serde_json::Value::Null)
-    }
-}
-
-/// The README.md that may declare a configuration of this name, where there is nothing else at the path.
-fn named_or_above(path: PathBuf) -> PathBuf {
-    let readme = path.with_file_name("README.md");
-    if !path.exists() && readme.is_file() {
-        readme
-    } else {
-        path
     }
 }
 

@@ -8,7 +8,7 @@ use flow_corpus::ManifestError;
 use flow_corpus::folder::tables;
 use flow_corpus::listing::{MOST_DEPTH, is_audio_name};
 use flow_corpus::tree;
-use flow_storage::Storage;
+use flow_storage::{Storage, is_url};
 
 use super::readme::{Config, Found, declared, is_shown, matched, one_of_configs, told_of};
 use crate::splits::chosen;
@@ -167,6 +167,16 @@ fn kind_of<'f>(files: impl Iterator<Item = &'f str> + Clone) -> Option<(Kind, St
     Some((kind?, ending))
 }
 
+/// The folder whose README.md may declare a configuration that a path is called by.
+pub fn data_set_above(path: &Path) -> Option<&Path> {
+    let above = tree::folder_above(path)?;
+    Some(if above.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        above
+    })
+}
+
 /// The data set at a folder, or above a path that is not there and is called by one of its configurations, and what is selected of it;
 /// none where no README.md declares that. A folder of Parquet files is left to its own layout.
 ///
@@ -176,7 +186,7 @@ pub fn selected_at(storage: &Storage, path: &Path, split: &str) -> Result<Option
     let is_folder = tree::is_folder(storage, path);
     let (root, wanted) = match (
         is_folder,
-        tree::folder_above(path),
+        data_set_above(path),
         path.file_name().and_then(OsStr::to_str),
     ) {
         (true, ..) => (path, None),
@@ -206,6 +216,16 @@ pub fn selected_at(storage: &Storage, path: &Path, split: &str) -> Result<Option
         }
         (selected, _) => Ok(selected.map(|selected| (root.to_path_buf(), selected))),
     }
+}
+
+/// The README.md on disk that declares the configuration that a path is called by, where nothing is at the path itself.
+pub fn readme_of_config(path: &Path) -> Option<PathBuf> {
+    let (readme, name) = (path.with_file_name(README), path.file_name()?.to_str()?);
+    if is_url(path) || path.exists() || !readme.is_file() {
+        return None;
+    }
+    let configs = declared(&Storage::default(), &readme, path).ok()?;
+    configs.iter().any(|config| config.name == name).then_some(readme)
 }
 
 /// Paths of all files below a folder, relative to it, without hidden ones. Links are followed; a folder is looked into once.
