@@ -17,7 +17,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #ifdef __CUDACC__
-#define KERNEL(name, parameters) extern "C" __global__ void name parameters
+// What a kernel file redefines for the kernels behind it.
+#define BOUNDS
+#define KERNEL(name, parameters) extern "C" __global__ void BOUNDS name parameters
 #define DEVICE __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define SHARED(type, name, count) __shared__ type name[count]
@@ -87,6 +89,17 @@ DEVICE bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x
 
 DEVICE float wide(bf16 value) { return float_of((u32)value << 16); }
 DEVICE float wide(float value) { return value; }
+
+// A product that is rounded before anything is added to it, where results have the bits of the CPU. Of other products and sums the
+// compiler makes one operation.
+DEVICE float times(float a, float b) {
+#ifdef __CUDACC__
+    return __fmul_rn(a, b);
+#else
+    volatile float product = a * b;
+    return product;
+#endif
+}
 
 // The nearest number in bf16, of two the even one. What is not a number stays so, with bits that a device chooses.
 DEVICE bf16 rounded(float value) {

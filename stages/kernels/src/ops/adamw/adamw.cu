@@ -45,9 +45,10 @@ DEVICE void update(P* const* parameters, const float* const* gradients, float* c
     float *first = tensor_at(firsts[part.tensor]), *second = tensor_at(seconds[part.tensor]);
     auto change = [&](float& p, float& m, float& v, float g, u64 i) {
         g *= r.scale;
-        m = m + r.rest1 * (g - m);
-        v = r.beta2 * v + r.rest2 * g * g;
-        p = stored(parameter, r.keep * p - r.step_size * (m / (sqrtf(v) / r.root_correction + r.epsilon)), seed, i);
+        m = m + times(r.rest1, g - m);
+        v = times(r.beta2, v) + times(times(r.rest2, g), g);
+        float step = times(r.step_size, m / (sqrtf(v) / r.root_correction + r.epsilon));
+        p = stored(parameter, times(r.keep, p) - step, seed, i);
     };
     u64 i = part.first + threadIdx.x;
     if (by_fours(parameter) && by_fours(gradient) && by_fours(first) && by_fours(second)) {
@@ -90,7 +91,7 @@ DEVICE u8 code_of(float number, float scale, bool finite, const u8* nearest, u8 
     if (!finite) return zero;
     if (scale == 0.0f) return 0;
     if (number == 0.0f) return zero;
-    float step = (number / scale + 1.0f) * 0.5f * 65535.0f + 0.5f;
+    float step = times((number / scale + 1.0f) * 0.5f, 65535.0f) + 0.5f;
     return nearest[step < 65535.0f ? (int)step : 65535];
 }
 
@@ -116,9 +117,9 @@ DEVICE void update_coded(P* const* parameters, const float* const* gradients, u8
             float g = gradient[i] * r.scale;
             m = values[first[i]] * *scale1;
             v = values[256 + second[i]] * *scale2;
-            m = m * r.beta1 + r.rest1 * g;
-            v = v * r.beta2 + r.rest2 * (g * g);
-            float p = wide(parameter[i]) * r.keep - r.step_size * (m / (sqrtf(v) + r.epsilon));
+            m = times(m, r.beta1) + times(r.rest1, g);
+            v = times(v, r.beta2) + times(r.rest2, g * g);
+            float p = times(wide(parameter[i]), r.keep) - times(r.step_size, m / (sqrtf(v) + r.epsilon));
             store(parameter + i, stored(parameter, p, seed, i));
         }
         // Largest magnitudes, and whether all are finite. The barriers within also part the reads of the scales from the

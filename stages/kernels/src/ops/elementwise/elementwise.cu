@@ -23,13 +23,13 @@ DEVICE void blend(float* const* sums, const T* const* tensors, const u64* plan, 
             float was[4], now[4];
             read_four(sum + quad, was);
             read_four(x + quad, now);
-            for (int at = 0; at < 4; at++) was[at] += share * (now[at] - was[at]);
+            for (int at = 0; at < 4; at++) was[at] += times(share, now[at] - was[at]);
             write_four(sum + quad, was);
         }
         // Those behind the last four.
         i = part.end - (part.end - part.first) % 4 + threadIdx.x;
     }
-    for (; i < part.end; i += THREADS) sum[i] += share * (wide(x[i]) - sum[i]);
+    for (; i < part.end; i += THREADS) sum[i] += times(share, wide(x[i]) - sum[i]);
 }
 
 KERNEL(blend_all_f32, (float* const* sums, const float* const* tensors, const u64* plan, int count, int chunk,
@@ -46,7 +46,7 @@ KERNEL(blend_all_bf16, (float* const* sums, const bf16* const* tensors, const u6
 KERNEL(residual, (const float* x, const float* y, float* out, float factor, u64 key, u64 threshold, u64 n)) {
     u64 i = element();
     if (i >= n) return;
-    float kept = keeps(key, threshold, i) ? factor * y[i] : 0.0f;
+    float kept = keeps(key, threshold, i) ? times(factor, y[i]) : 0.0f;
     out[i] = x ? x[i] + kept : kept;
 }
 

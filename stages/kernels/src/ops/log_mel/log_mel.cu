@@ -13,7 +13,7 @@ DEVICE float dithered(const u32* samples, u64 i, u64 key, float dither) {
     const double unit = 1.0 / 9007199254740992.0;
     double radius = sqrt(-2.0 * log(1.0 - (double)(first >> 11) * unit));
     double angle = 6.283185307179586 * ((double)(second >> 11) * unit);
-    return float_of(samples[i]) + dither * (float)(radius * (i % 2 == 0 ? cos(angle) : sin(angle)));
+    return float_of(samples[i]) + times(dither, (float)(radius * (i % 2 == 0 ? cos(angle) : sin(angle))));
 }
 
 // Each sample less a part of the one before it: block (x, y) for 256 samples of utterance y.
@@ -24,7 +24,7 @@ KERNEL(emphasise, (const u32* table, float* out, float part, float dither, int w
     u64 key = entry[2] | (u64)entry[3] << 32;
     const u32* samples = table + entry[0];
     float sample = dithered(samples, i, key, dither);
-    out[entry[0] + i] = i == 0 ? sample : sample - part * dithered(samples, i - 1, key, dither);
+    out[entry[0] + i] = i == 0 ? sample : sample - times(part, dithered(samples, i - 1, key, dither));
 }
 
 // A frame of an utterance: block (frame, utterance). `twiddles` holds cosine and sine of the angles 2 pi k / points, for k
