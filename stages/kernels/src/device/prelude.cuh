@@ -17,7 +17,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #ifdef __CUDACC__
-#define KERNEL(name, parameters) extern "C" __global__ void name parameters
+// What a kernel file redefines for the kernels behind it.
+#define BOUNDS
+#define KERNEL(name, parameters) extern "C" __global__ void BOUNDS name parameters
 #define DEVICE __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define SHARED(type, name, count) __shared__ type name[count]

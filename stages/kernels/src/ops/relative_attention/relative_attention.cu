@@ -747,10 +747,8 @@ KERNEL(relative_attention_backward_bf16, (const float* query, const float* key, 
 }
 
 // Of the kernel behind this, two blocks are to run on a multiprocessor at once: 128 registers a thread.
-#ifdef __CUDACC__
-#undef KERNEL
-#define KERNEL(name, parameters) extern "C" __global__ void __launch_bounds__(THREADS, 2) name parameters
-#endif
+#undef BOUNDS
+#define BOUNDS __launch_bounds__(THREADS, 2)
 KERNEL(relative_attention_backward_bf16_of_bf16, (const bf16* query, const bf16* key, const bf16* value,
                                           const bf16* positions, const float* bias_u, const float* bias_v,
                                           const u32* lengths, const u64* masks, const float* context,
