@@ -43,7 +43,7 @@ const FOR_STAGES: [&str; 4] = ["audio_hash", "norm", "quality", "recording_id"];
 
 impl Kind for Write {
     const NAME: &'static str = "manifest.write";
-    const VERSION: u32 = 8;
+    const VERSION: u32 = 9;
     const INPUTS: &'static [InputPort] = &[
         InputPort::whole("master", "rows for `master_manifest.parquet`").optional(),
         InputPort::whole("train", "rows for `train_manifest_v2.parquet`").optional(),
