@@ -542,7 +542,7 @@ fn the_same_version_writes_the_same_files() {
     let digest = |path| Digest::of(&std::fs::read(path).unwrap()).short().to_string();
     assert_eq!(
         (Write::VERSION, digest(&parquet).as_str(), digest(&lines).as_str()),
-        (8, "671f226b10960b3b", "b3c7320c374c9109")
+        (9, "671f226b10960b3b", "b3c7320c374c9109")
     );
 }
 
