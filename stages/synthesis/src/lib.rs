@@ -47,7 +47,7 @@ pub struct Synthesize;
 
 impl Kind for Synthesize {
     const NAME: &'static str = "audio.synthesize";
-    const VERSION: u32 = 2;
+    const VERSION: u32 = 3;
     const INPUTS: &'static [InputPort] = &[];
     const OUTPUTS: &'static [OutputPort] = &[
         OutputPort::new("files", "the tars that were written"),
